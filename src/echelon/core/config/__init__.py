@@ -1,0 +1,31 @@
+"""Config models: what a job may say."""
+
+from echelon.core.config.base import Section
+from echelon.core.config.data import AugmentSection, DataSection
+from echelon.core.config.job import Job
+from echelon.core.config.load import JobFile, load_job
+from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.config.running import (
+    CheckpointSection,
+    EvaluateSection,
+    HealthSection,
+    StopSection,
+    TrackSection,
+)
+
+__all__ = [
+    "AugmentSection",
+    "CheckpointSection",
+    "ClipSection",
+    "DataSection",
+    "EvaluateSection",
+    "HealthSection",
+    "Job",
+    "JobFile",
+    "OptimizerSection",
+    "ScheduleSection",
+    "Section",
+    "StopSection",
+    "TrackSection",
+    "load_job",
+]

@@ -1,0 +1,92 @@
+"""A run, as a person writes it: one YAML file, or keywords to `echelon.train`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from echelon.core.config.base import Section
+from echelon.core.config.data import DataSection
+from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.config.running import (
+    CheckpointSection,
+    EvaluateSection,
+    HealthSection,
+    StopSection,
+    TrackSection,
+)
+
+DEFAULT_EPOCHS = 10
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Job(Section):
+    """Everything a run is made of. The resolved job is stored with the run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """What the run is called; the task's name if not given."""
+    task: str = "classify"
+    """A built-in task by name, or path/to/file.py:function."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the task function of a file."""
+    data: DataSection = DataSection()
+    model: dict[str, Any] = Field(default_factory=dict)
+    """`name` of a built-in model, and its options."""
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    clip: ClipSection = ClipSection()
+
+    batch_size: PositiveInt = 32
+    """Samples per update, over all workers and micro-batches together."""
+    accumulate: PositiveInt = 1
+    """Micro-batches an update's batch is computed in, to save memory."""
+    epochs: PositiveInt | None = None
+    """Stop after this many passes over the data; 10 if no other end is set."""
+    steps: PositiveInt | None = None
+    """Stop after this many updates."""
+    minutes: PositiveFloat | None = None
+    """Stop after this much time."""
+
+    precision: Precision = "fp32"
+    recompute: bool = False
+    """Activation checkpointing: keep less of the forward pass, compute it again in backward."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, …"""
+    threads: PositiveInt | None = None
+    """Threads for one process's kernels; torch's own choice if not given."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    strategy: str = "single"
+    workers: PositiveInt = 1
+
+    evaluate: EvaluateSection = EvaluateSection()
+    stop: StopSection = StopSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    health: HealthSection = HealthSection()
+    track: TrackSection = TrackSection()
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.epochs is None and self.steps is None and self.minutes is None:
+            object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) splits a batch of {self.batch_size} samples: "
+                f"it can be at most batch_size"
+            )
+        needs_total = self.schedule.name in ("linear", "cosine") and self.schedule.steps is None
+        if needs_total and self.epochs is None and self.steps is None:
+            raise ValueError(
+                f"schedule {self.schedule.name!r} must know where it ends: "
+                f"set schedule.steps, steps or epochs"
+            )
+        if self.args and ":" not in self.task:
+            raise ValueError("args are for a task function (task: path/to/file.py:function)")
+        return self

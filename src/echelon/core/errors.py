@@ -1,0 +1,75 @@
+"""Every error Echelon raises on purpose.
+
+`UserError` is a mistake the user can mend: it is shown as one line and ends with exit code 2.
+`TrainingError` is a run that went wrong: one line too, exit code 1.
+Anything else is a bug, ours or the task's, and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+KeyPath = tuple[str | int, ...]
+
+
+class EchelonError(Exception):
+    """Root of the tree."""
+
+
+class UserError(EchelonError, ValueError):
+    """Something the user gave is wrong."""
+
+
+class ConfigError(UserError):
+    """A setting is unknown, of the wrong type, or contradicts another one."""
+
+    def __init__(self, message: str, path: KeyPath = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+
+
+class TaskError(UserError):
+    """The user's task cannot be loaded, or does not fit together."""
+
+
+class DataError(UserError):
+    """A file is missing, corrupt or not what it claims to be; names the file and the record."""
+
+
+class MissingExtra(UserError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an extra: pip install 'echelon[{extra}]'")
+
+
+class RunError(UserError):
+    """A run is not in the store, or cannot be resumed."""
+
+
+class TrainingError(EchelonError):
+    """Training could not go on."""
+
+
+class NonFiniteError(TrainingError):
+    """A loss or a gradient is not finite; names the layer and the step."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is torn, corrupt or does not fit the model."""
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> str:
+    """One line for a name that is not among the choices, with the nearest one."""
+    names = sorted(choices)
+    near = nearest(value, names)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return f"{kind} {value!r} is unknown{hint} (choices: {', '.join(names)})"
+
+
+def nearest(value: str, choices: Sequence[str]) -> str | None:
+    """The choice most like `value`, if any is like it at all."""
+    found = difflib.get_close_matches(value, choices, n=1, cutoff=0.55)
+    return found[0] if found else None

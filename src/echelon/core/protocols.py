@@ -1,0 +1,145 @@
+"""The interfaces everything else is written against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from echelon.core.types import Batch, Shard, Stats, Update
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from echelon.core.task import Task
+
+Loss: TypeAlias = "Callable[[Any, Batch], tuple[Tensor, Tensor | float]]"
+"""(model output, batch) → (sum, weight)."""
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Samples that can be gathered many at a time, in any order."""
+
+    def __len__(self) -> int: ...
+
+    def gather(self, rows: Tensor) -> Batch:
+        """The samples at these row numbers (int64), in this order."""
+        ...
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """A figure computed from sums, so that batches and members only have to be added up."""
+
+    def measure(self, output: Any, batch: Batch) -> Tensor:
+        """What this batch adds to the total; always the same shape."""
+        ...
+
+    def value(self, total: Tensor) -> float: ...
+
+
+class Draws(Protocol):
+    """Random numbers that belong to samples, not to workers: the same wherever they are drawn."""
+
+    def uniform(self, draw: int) -> Tensor:
+        """One number in [0, 1) per sample, a pure function of (seed, epoch, position, draw)."""
+        ...
+
+
+Augment: TypeAlias = "Callable[[Batch, Draws], Batch]"
+
+
+class Schedule(Protocol):
+    """How the learning rate changes: a factor of the optimizer's own rate."""
+
+    def factor(self, version: int) -> float: ...
+
+    def observe(self, value: float) -> None:
+        """Hear a validation result (smaller is better)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Comm(Protocol):
+    """How this member reaches the others."""
+
+    index: int
+    count: int
+
+    def close(self) -> None: ...
+
+
+class Codec(Protocol):
+    """How a gradient or a delta is made small for the wire.
+
+    `encode` may keep what it left out (the residual) and add it to the next call; that residual
+    is part of every checkpoint.
+    """
+
+    name: str
+
+    def encode(self, key: str, values: Tensor) -> Tensor:
+        """A contiguous uint8 tensor that says these values."""
+        ...
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the values of `payload` into `out`; refuse a payload that does not fit."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Strategy(Protocol):
+    """One way to synchronise. Every one passes the suite in tests/contract/."""
+
+    shard: Shard
+    model: nn.Module
+
+    def setup(self, task: Task, comm: Comm) -> None:
+        """Build model and optimizer from the task's factories."""
+        ...
+
+    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        """Forward and, unless evaluating, backward over all of `micro`, adding up gradients."""
+        ...
+
+    def update(self) -> Update:
+        """Turn the gradients into one update of the model, wherever the optimizer runs."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Sees a run go by. It reads, never changes training, and its failure never stops it."""
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None: ...
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None:
+        """Where the run is right now, a few times a second: epoch, samples, loss, lr, rates."""
+        ...
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures to keep, every `track.every` steps."""
+        ...
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def noticed(self, step: int, message: str) -> None:
+        """Something a person should know: a health warning, a failure, a recovery."""
+        ...
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None: ...
+
+
+OptimizerFactory: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
