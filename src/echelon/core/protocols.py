@@ -64,6 +64,16 @@ class Schedule(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class Inspector(Protocol):
+    """Looks at gradients just before they are applied, every now and then."""
+
+    def due(self, version: int) -> bool: ...
+
+    def inspect(
+        self, version: int, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None: ...
+
+
 class Comm(Protocol):
     """How this member reaches the others."""
 

@@ -31,6 +31,11 @@ class Task:
     `loss` maps (model output, batch) to a (sum, weight) pair; `forward` says how the model is
     called, and defaults to `model(batch["x"])`. A metric is a `Metric`, or a function like
     `loss` whose sums are divided at the end.
+
+    `decode` turns a batch of outputs into plain data for `echelon predict`; `samples` gives a few
+    outputs of the trained model to show in the report. `fitted` is what was
+    learnt from the training data beside the weights (vocabulary, label names, …): plain data,
+    kept with the run.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -41,6 +46,9 @@ class Task:
     metrics: Mapping[str, Metric | Loss] = field(default_factory=dict)
     forward: Callable[[nn.Module, Batch], Any] = call_model
     augment: Augment | None = None
+    decode: Callable[[Any], list[Any]] | None = None
+    samples: Callable[[nn.Module], list[dict[str, str]]] | None = None
     labels: tuple[str, ...] = ()
     name: str = "task"
     about: Mapping[str, Any] = field(default_factory=dict)
+    fitted: Mapping[str, Any] = field(default_factory=dict)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from echelon.core.config.optim import ClipSection, OptimizerSection
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -57,20 +59,13 @@ class Stats(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What one `update` did. If it is not committed, its lease goes back."""
+    """What one `update` did. If it is not committed, its lease goes back and `reason` says why."""
 
     committed: bool
     version: int
     staleness: int = 0
     peers: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """How gradients are kept small: by their global norm, or value by value."""
-
-    norm: float | None = None
-    value: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,8 @@ class Numerics:
     """How a strategy computes; the loop knows nothing of it."""
 
     device: torch.device
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    clip: ClipSection = field(default_factory=ClipSection)
     precision: str = "fp32"
-    clip: Clip = field(default_factory=Clip)
     recompute: bool = False
     compile: bool = False

@@ -1,0 +1,7 @@
+"""The loop, and what stands around it in one process."""
+
+from echelon.loop.open_run import PYTHON_TASK, KnownRun, check_resume, load_run
+from echelon.loop.result import Result
+from echelon.loop.session import run_job
+
+__all__ = ["PYTHON_TASK", "KnownRun", "Result", "check_resume", "load_run", "run_job"]

@@ -3,7 +3,7 @@
 from echelon.core.config.base import Section
 from echelon.core.config.data import AugmentSection, DataSection
 from echelon.core.config.job import Job
-from echelon.core.config.load import JobFile, load_job
+from echelon.core.config.load import JobFile, job_from, load_job
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
 from echelon.core.config.running import (
     CheckpointSection,
@@ -27,5 +27,6 @@ __all__ = [
     "Section",
     "StopSection",
     "TrackSection",
+    "job_from",
     "load_job",
 ]

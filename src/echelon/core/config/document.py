@@ -37,15 +37,17 @@ class Document:
     values: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
     file: str | None = None
+    overridden: frozenset[KeyPath] = frozenset()
+    """Keys that the command line set."""
 
     def where(self, path: KeyPath) -> str:
-        """`file:line: ` of this key, or of the nearest one above it."""
-        if self.file is None:
-            return ""
+        """`file:line: ` of this key, or of the nearest one above it; or the command line."""
         for end in range(len(path), -1, -1):
-            if path[:end] in self.lines:
+            if path[:end] in self.overridden:
+                return "command line: "
+            if self.file is not None and path[:end] in self.lines:
                 return f"{self.file}:{self.lines[path[:end]]}: "
-        return f"{self.file}: "
+        return ""
 
 
 def parse_value(text: str) -> Any:

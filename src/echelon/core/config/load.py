@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,16 +61,15 @@ def build_job(document: Document, *, checks: Sequence[Check] = ()) -> JobFile:
 
 def _overridden(document: Document, overrides: Sequence[str]) -> Document:
     values = copy.deepcopy(document.values)
-    lines = dict(document.lines)
+    paths: set[KeyPath] = set()
     for text in overrides:
         key, separator, raw = text.partition("=")
         if not separator or not key:
             raise ConfigError(f"override {text!r} must look like key.path=value")
         path = tuple(key.split("."))
         _set(values, path, parse_value(raw), text)
-        for known in [known for known in lines if known[: len(path)] == path]:
-            del lines[known]  # what the command line said has no line in the file
-    return Document(values, lines, document.file)
+        paths.add(path)
+    return dataclasses.replace(document, values=values, overridden=frozenset(paths))
 
 
 def _set(values: dict[str, Any], path: tuple[str, ...], value: Any, text: str) -> None:

@@ -1,0 +1,51 @@
+# Everything a person types: each target sets up what it needs first.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_TEST := $(VENV)/.ready-test
+BENCH := .venv-bench
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help train test lint types unit bench-peers browser clean
+
+help: ## Show what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+train: $(READY) ## Train on scikit-learn's digits
+	@$(BIN)/echelon train examples/digits/job.yaml
+
+test: lint types unit ## Lint, types and the whole test suite
+
+lint: $(READY_TEST)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY_TEST)
+	@$(BIN)/mypy
+
+unit: $(READY_TEST)
+	@$(BIN)/pytest -n 2
+
+bench-peers: ## Build the environment with the frameworks Echelon is compared to
+	@test -d $(BENCH) || $(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python $(INSTALL) torch==2.13.0
+	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r benchmarks/requirements-peers.txt
+	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+
+clean: ## Remove environments and caches (runs are kept)
+	@rm -rf $(VENV) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch comes first and alone: whatever is installed after it can only accept this build.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; about a minute)" >&2
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(INSTALL) torch==2.13.0
+	@$(BIN)/python $(INSTALL) -e .
+	@touch $@
+
+$(READY_TEST): $(READY)
+	@$(BIN)/python $(INSTALL) -e '.[test]'
+	@touch $@

@@ -1,0 +1,51 @@
+"""Echelon from Python: `echelon.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from echelon.core.config import Job, job_from
+from echelon.core.protocols import Observer
+from echelon.core.task import Task
+from echelon.loop import PYTHON_TASK, Result, load_run, run_job
+from echelon.strategy import check as check_strategy
+from echelon.task import anchored, load_task
+from echelon.task import check as check_task
+from echelon.track import progress
+
+
+def train(
+    task: Task | str,
+    *,
+    strategy: str = "single",
+    workers: int = 1,
+    resume: str | None = None,
+    quiet: bool = False,
+    observers: Sequence[Observer] = (),
+    **settings: Any,
+) -> Result:
+    """Train a task and return what came of it.
+
+    `task` is a `Task`, the name of a built-in one, or `path/to/file.py:function`. `settings` are
+    the keys of a job: `epochs=3, batch_size=64, optimizer={"name": "adamw", "lr": 3e-4}`, …
+    `resume` continues an earlier run of the same task; what `settings` do not say is then as
+    it was.
+    """
+    if resume is not None:
+        folder = settings.get("track", {}).get("folder", "runs")
+        known = load_run(folder, resume)
+        resume, settings = known.id, known.job.model_dump(mode="json") | settings
+    values = settings | {"strategy": strategy, "workers": workers}
+    if isinstance(task, Task):
+        job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy])
+    else:
+        job = job_from(values | {"task": task}, checks=[check_strategy, check_task])
+        job = anchored(job, Path())
+        task = load_task(job)
+    watchers = [*observers, progress(quiet=quiet)]
+    return run_job(job, task, resume=resume, observers=watchers)
+
+
+__all__ = ["Job", "train"]

@@ -1,0 +1,41 @@
+"""The part of `echelon train` that needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echelon import strategy, task
+from echelon.core.config import Job
+from echelon.core.errors import RunError, UserError
+from echelon.loop import PYTHON_TASK, Result, check_resume, load_run, run_job
+from echelon.track import progress
+
+
+def started(job: Job, *, quiet: bool) -> Result:
+    """Begin a run."""
+    return run_job(job, task.load_task(job), observers=[progress(quiet=quiet)])
+
+
+def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -> Result:
+    """Go on with a run as it was, except for what `overrides` say."""
+    if file is not None:
+        raise UserError(f"--resume takes the run's own config: leave out {file}")
+    known = load_run(_folder(overrides), run, overrides, checks=[strategy.check])
+    check_resume(known, known.job)
+    if known.job.task == PYTHON_TASK:
+        raise RunError(
+            f"run {known.id!r} was started from Python: resume it there, with "
+            f"echelon.train(task, resume={known.id!r})"
+        )
+    built = task.load_task(known.job)
+    return run_job(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
+
+
+def exit_code(result: Result) -> int:
+    """A run that was stopped can be resumed, but it is not done."""
+    return 0 if result.status == "done" else 130
+
+
+def _folder(overrides: list[str]) -> str:
+    given = [text.partition("=")[2] for text in overrides if text.startswith("track.folder=")]
+    return given[-1] if given else "runs"

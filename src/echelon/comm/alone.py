@@ -1,0 +1,13 @@
+"""The group of one."""
+
+from __future__ import annotations
+
+
+class Alone:
+    """A member without others."""
+
+    index = 0
+    count = 1
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,143 @@
+"""From a job and a task to a run that is ready to go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echelon import optim, strategy
+from echelon.checkpoint import Shelf
+from echelon.comm import Alone
+from echelon.core.config import Job, OptimizerSection
+from echelon.core.errors import ConfigError, TaskError, unknown
+from echelon.core.protocols import Observer
+from echelon.core.task import Task
+from echelon.core.types import Numerics
+from echelon.data import Ledger, Loader
+from echelon.loop.health import LayerHealth
+from echelon.loop.limits import Limits
+from echelon.loop.run import Run
+
+CHECKPOINTS = "checkpoints"
+
+
+def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
+    """Build every part of a run; `task` has been prepared and checked."""
+    device = find_device(job.device)
+    torch.manual_seed(job.seed)
+    limits = Limits.of(job)
+    schedule = optim.schedules.build(
+        job.schedule, limits.total_steps(len(task.train), job.batch_size)
+    )
+    chosen = strategy.build(
+        job.strategy, numerics(job, device), schedule, LayerHealth(job.health, observer.noticed)
+    )
+    chosen.setup(task, Alone())
+    return Run(
+        job=job,
+        strategy=chosen,
+        schedule=schedule,
+        ledger=Ledger(len(task.train)),
+        loader=Loader(
+            task.train,
+            seed=job.seed,
+            augment=task.augment,
+            micro=job.accumulate,
+            shard=chosen.shard,
+            prefetch=job.data.prefetch,
+            device=device,
+        ),
+        valid=held_out(job, task, device),
+        metrics=dict(task.metrics),  # type: ignore[arg-type]  # prepared: all are metrics
+        shelf=Shelf(
+            folder / CHECKPOINTS,
+            keep=job.checkpoint.keep,
+            notice=lambda message: observer.noticed(0, message),
+        ),
+        observer=observer,
+        limits=limits,
+        early=optim.EarlyStop(
+            mode=optim.mode(job.stop.mode, job.stop.metric),
+            patience=job.stop.patience,
+            min_delta=job.stop.min_delta,
+            target=job.stop.target,
+        ),
+    )
+
+
+def held_out(job: Job, task: Task, device: torch.device) -> Loader | None:
+    """The validation samples in their own order."""
+    if task.valid is None or len(task.valid) == 0:
+        return None
+    return Loader(
+        task.valid, seed=job.seed, shuffle=False, prefetch=job.data.prefetch, device=device
+    )
+
+
+def numerics(job: Job, device: torch.device) -> Numerics:
+    return Numerics(
+        device=device,
+        optimizer=job.optimizer,
+        clip=job.clip,
+        precision=job.precision,
+        recompute=job.recompute,
+        compile=job.compile,
+    )
+
+
+def check_task(job: Job, task: Task) -> None:
+    """Refuse a job and a task that contradict each other."""
+    if task.train is None or len(task.train) == 0:
+        raise TaskError(f"task {task.name!r} has no training samples")
+    if task.optimizer is not None and job.optimizer != OptimizerSection():
+        raise ConfigError(
+            "the task brings its own optimizer: remove `optimizer` from the job", ("optimizer",)
+        )
+    known = ["loss", *task.metrics]
+    if job.stop.metric not in known:
+        raise ConfigError(unknown("stop.metric", job.stop.metric, known), ("stop", "metric"))
+    no_valid = task.valid is None or len(task.valid) == 0
+    if no_valid and (job.stop.patience or job.stop.target is not None):
+        raise ConfigError("stop needs held-out samples, and this task has none", ("stop",))
+    if no_valid and job.schedule.name == "plateau":
+        raise ConfigError("schedule 'plateau' needs held-out samples", ("schedule", "name"))
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` takes the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",)) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",))
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs", ("device",)
+        )
+    return device
+
+
+def facts(job: Job, task: Task, run: Run, folder: Path) -> dict[str, Any]:
+    """What the observers are told about a run when it starts."""
+    return {
+        "task": task.name,
+        "model": job.model.get("name") or type(run.strategy.model).__name__,
+        "parameters": sum(p.numel() for p in run.strategy.model.parameters()),
+        "samples": len(task.train),
+        "held_out": 0 if task.valid is None else len(task.valid),
+        "total_steps": run.limits.total_steps(len(task.train), job.batch_size),
+        "epochs": job.epochs,
+        "batch_size": job.batch_size,
+        "strategy": job.strategy,
+        "workers": job.workers,
+        "device": str(find_device(job.device)),
+        "precision": job.precision,
+        "threads": torch.get_num_threads(),
+        "folder": str(folder),
+        "about": dict(task.about),
+    }

@@ -1,0 +1,49 @@
+"""Look at the held-out samples, each exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import NamedTuple
+
+from torch import Tensor
+
+from echelon.core.errors import TrainingError
+from echelon.core.protocols import Metric, Strategy
+from echelon.core.types import Lease
+from echelon.data import Loader
+
+
+class Evaluation(NamedTuple):
+    """Figures, and the sums they were computed from."""
+
+    values: dict[str, float]
+    totals: dict[str, Tensor]
+    samples: int
+
+
+def evaluate(
+    strategy: Strategy, loader: Loader, metrics: Mapping[str, Metric], batch_size: int
+) -> Evaluation:
+    """Loss and metrics over everything the loader has."""
+    loss_sum, weight = 0.0, 0.0
+    totals: dict[str, Tensor] = {}
+    with closing(loader.stream(ranges(loader, batch_size))) as stream:
+        for _lease, micro in stream:
+            stats = strategy.compute(micro, backward=False)
+            loss_sum += float(stats.loss_sum)
+            weight += stats.weight
+            for name, part in stats.metrics.items():
+                totals[name] = totals[name] + part if name in totals else part
+    if weight == 0:
+        raise TrainingError("the held-out samples have no weight: there is nothing to evaluate")
+    values = {"loss": loss_sum / weight}
+    values |= {name: metrics[name].value(total) for name, total in totals.items()}
+    return Evaluation(values, totals, len(loader.source))
+
+
+def ranges(loader: Loader, batch_size: int) -> Iterator[Lease]:
+    """All of the loader's samples, in their own order."""
+    samples = len(loader.source)
+    for start in range(0, samples, batch_size):
+        yield Lease(0, start, min(start + batch_size, samples))

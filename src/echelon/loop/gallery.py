@@ -1,0 +1,72 @@
+"""What the report shows of the trained model: a confusion matrix, or samples of its output."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from echelon.core.task import Task
+from echelon.core.types import Batch, Lease
+from echelon.loop.run import Run
+
+_SHOWN = 12
+
+
+def gallery(run: Run, task: Task) -> dict[str, Any]:
+    """Plain data for `evaluation.json`."""
+    found: dict[str, Any] = {"labels": list(task.labels)}
+    matrix = _confusion(run)
+    if matrix is not None:
+        found["confusion"] = matrix
+    with torch.inference_mode():
+        run.strategy.model.eval()
+        if task.samples is not None:
+            found["samples"] = task.samples(run.strategy.model)
+        elif task.decode is not None and run.valid is not None and matrix is None:
+            found["samples"] = _decoded(run, task)
+    return found
+
+
+def _confusion(run: Run) -> list[list[int]] | None:
+    totals = run.evaluation.totals if run.evaluation is not None else {}
+    for name, total in totals.items():
+        if getattr(run.metrics[name], "is_confusion", False):
+            rows: list[list[int]] = total.long().tolist()
+            return rows
+    return None
+
+
+def _decoded(run: Run, task: Task) -> list[dict[str, str]]:
+    assert run.valid is not None
+    assert task.decode is not None
+    lease = Lease(0, 0, min(_SHOWN, len(run.valid.source)))
+    with closing(run.valid.stream([lease])) as stream:
+        batch = next(iter(stream))[1][0]
+    outputs = task.decode(task.forward(run.strategy.model, batch))
+    return [
+        {
+            "input": f"held-out sample {i}",
+            "output": _words(output),
+            "target": _target(batch, i, task),
+        }
+        for i, output in enumerate(outputs)
+    ]
+
+
+def _target(batch: Batch, index: int, task: Task) -> str:
+    column = batch.get("y")
+    if not isinstance(column, Tensor):
+        return ""
+    value = column[index]
+    if task.labels and not value.is_floating_point():
+        return task.labels[int(value)]
+    return f"{value.item():g}" if value.numel() == 1 else str(value.tolist())
+
+
+def _words(output: Any) -> str:
+    if isinstance(output, dict):
+        return ", ".join(f"{key} {_words(value)}" for key, value in output.items())
+    return f"{output:.4g}" if isinstance(output, float) else str(output)

@@ -1,0 +1,80 @@
+"""A trained run put to use: its weights, on the data it was trained for or on new data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import nn
+
+from echelon.checkpoint import Shelf
+from echelon.comm import Alone
+from echelon.core.errors import DataError
+from echelon.core.protocols import Strategy
+from echelon.core.task import Task
+from echelon.loop.assemble import CHECKPOINTS, find_device, held_out, numerics
+from echelon.loop.evaluate import Evaluation, evaluate, ranges
+from echelon.loop.open_run import KnownRun
+from echelon.optim import schedules
+from echelon.strategy import build
+from echelon.strategy.replica import build_model, load_weights
+from echelon.task import prepare
+
+_BATCH = 256
+
+
+def evaluate_run(known: KnownRun, task: Task, which: str) -> Evaluation:
+    """Loss and metrics of a checkpoint over the task's held-out samples."""
+    task, job = prepare(task), known.job
+    device = find_device(job.device)
+    loader = held_out(job, task, device)
+    if loader is None:
+        raise DataError(f"task {task.name!r} has no held-out samples")
+    strategy = _strategy(known, task, which, device)
+    try:
+        size = job.evaluate.batch_size or max(job.batch_size, _BATCH)
+        return evaluate(strategy, loader, dict(task.metrics), size)  # type: ignore[arg-type]  # prepared
+    finally:
+        strategy.close()
+
+
+def predict_run(known: KnownRun, task: Task, which: str) -> Iterator[Any]:
+    """What the model says of each held-out sample, as plain data, in the samples' order."""
+    task, job = prepare(task), known.job
+    device = find_device(job.device)
+    loader = held_out(job, task, device)
+    if loader is None:
+        raise DataError("there is nothing to predict: the data has no samples")
+    model = trained_model(known, task, which)
+    with torch.inference_mode(), closing(loader.stream(ranges(loader, _BATCH))) as stream:
+        for _lease, micro in stream:
+            for batch in micro:
+                yield from _plain(task, task.forward(model, batch))
+
+
+def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
+    """The model with a checkpoint's weights, ready to be used."""
+    model = build_model(task, numerics(known.job, find_device(known.job.device)))
+    cut = Shelf(known.folder / CHECKPOINTS).load(which)
+    load_weights(model, cut["strategy"]["model"])
+    return model.eval()
+
+
+def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> Strategy:
+    job = known.job
+    schedule = schedules.build(job.schedule, 1)
+    strategy = build(job.strategy, numerics(job, device), schedule)
+    strategy.setup(task, Alone())
+    cut = Shelf(known.folder / CHECKPOINTS).load(which)
+    load_weights(strategy.model, cut["strategy"]["model"])
+    return strategy
+
+
+def _plain(task: Task, output: Any) -> list[Any]:
+    if task.decode is not None:
+        return task.decode(output)
+    tensor = output if isinstance(output, torch.Tensor) else output.logits
+    rows: list[Any] = tensor.float().cpu().tolist()
+    return rows

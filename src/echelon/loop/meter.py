@@ -1,0 +1,64 @@
+"""Adds up what the steps report, without making the device wait."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from echelon.core.types import Stats
+
+_FOLD = 256
+
+
+class Meter:
+    """Loss and speed since the last reading, and totals since the start."""
+
+    def __init__(self, samples: int = 0) -> None:
+        self.samples = samples
+        self._losses: list[Tensor] = []
+        self._weight = 0.0
+        self._last_loss = float("nan")
+        self._steps = 0
+        self._samples = 0
+        self._since = time.perf_counter()
+        self._rates = (0.0, 0.0)
+
+    def add(self, stats: Stats, size: int) -> None:
+        self._losses.append(stats.loss_sum)
+        self._weight += stats.weight
+        self._steps += 1
+        self._samples += size
+        self.samples += size
+        if len(self._losses) >= _FOLD:
+            self._fold()
+
+    def peek(self) -> dict[str, float]:
+        """Loss and rates of the current window, or of the last one while this one is empty."""
+        seconds = time.perf_counter() - self._since
+        if self._steps and seconds > 0:
+            self._rates = (self._steps / seconds, self._samples / seconds)
+        if self._weight:
+            self._last_loss = self._fold() / self._weight
+        return {
+            "loss": self._last_loss,
+            "steps_per_s": self._rates[0],
+            "samples_per_s": self._rates[1],
+        }
+
+    def read(self) -> dict[str, float]:
+        """The current window's figures; a new window begins."""
+        values = self.peek()
+        self.restart()
+        return values
+
+    def restart(self) -> None:
+        """Begin a new window: also after a pause that is not training, such as an evaluation."""
+        self._losses, self._weight, self._steps, self._samples = [], 0.0, 0, 0
+        self._since = time.perf_counter()
+
+    def _fold(self) -> float:
+        total = torch.stack(self._losses).sum(dtype=torch.float64)
+        self._losses = [total]
+        return float(total)

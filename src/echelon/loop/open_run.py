@@ -1,0 +1,56 @@
+"""An earlier run, found again: its job and what it had learnt from its data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echelon.core.config import Job, load_job
+from echelon.core.errors import RunError
+from echelon.track import Store
+
+CONFIG, FITTED = "config.yaml", "fitted.json"
+PYTHON_TASK = "python"
+"""The task of a run that was started with a `Task` from Python."""
+
+_FIXED = ("task", "args", "seed", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run that was started before."""
+
+    id: str
+    folder: Path
+    job: Job
+    fitted: dict[str, Any]
+
+
+def load_run(
+    folder: str | Path,
+    run: str,
+    overrides: Sequence[str] = (),
+    *,
+    checks: Sequence[Callable[[Job], None]] = (),
+) -> KnownRun:
+    """Find a run by id, the beginning of one, or `last`."""
+    found = Store(folder).run(run)
+    config, fitted = found.folder / CONFIG, found.folder / FITTED
+    if not config.is_file() or not fitted.is_file():
+        raise RunError(f"run {found.id!r} never began to train: there is no {config}")
+    job = load_job(config, overrides, checks=checks).job
+    return KnownRun(found.id, found.folder, job, json.loads(fitted.read_text(encoding="utf-8")))
+
+
+def check_resume(known: KnownRun, job: Job) -> None:
+    """Refuse to go on with another order, task or model than the run began with."""
+    began = load_job(known.folder / CONFIG).job
+    for key in _FIXED:
+        if getattr(job, key) != getattr(began, key):
+            raise RunError(
+                f"run {known.id!r} began with {key} = {getattr(began, key)!r}: "
+                f"it cannot go on with {getattr(job, key)!r}"
+            )

@@ -1,0 +1,41 @@
+"""What a run ended with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of `echelon.train`; `model` has the final weights."""
+
+    run: str
+    status: str
+    reason: str
+    steps: int
+    samples: int
+    seconds: float
+    metrics: dict[str, float]
+    best: dict[str, Any] | None
+    folder: Path
+    report: Path | None
+    model: nn.Module
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, as `--json` prints it."""
+        return {
+            "run": self.run,
+            "status": self.status,
+            "reason": self.reason,
+            "steps": self.steps,
+            "samples": self.samples,
+            "seconds": round(self.seconds, 3),
+            "metrics": self.metrics,
+            "best": self.best,
+            "folder": str(self.folder),
+            "report": str(self.report) if self.report else None,
+        }

@@ -1,0 +1,185 @@
+"""One run under way: what the loop works on and what is due between its steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from echelon.checkpoint import Shelf, randomness
+from echelon.core.config import Job
+from echelon.core.errors import NonFiniteError
+from echelon.core.protocols import Metric, Observer, Schedule, Strategy
+from echelon.core.types import Lease
+from echelon.data import Ledger, Loader
+from echelon.loop.evaluate import Evaluation, evaluate
+from echelon.loop.limits import Limits
+from echelon.loop.meter import Meter
+from echelon.optim import EarlyStop
+
+TICK = 0.1
+"""Seconds between two looks at the clock's work: progress, time limit."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Owned by one process; `cut` and `load` are the whole of what a resume needs."""
+
+    job: Job
+    strategy: Strategy
+    schedule: Schedule
+    ledger: Ledger
+    loader: Loader
+    valid: Loader | None
+    metrics: dict[str, Metric]
+    shelf: Shelf
+    observer: Observer
+    limits: Limits
+    early: EarlyStop
+    meter: Meter = field(default_factory=Meter)
+    version: int = 0
+    epoch: int = 0
+    due_at: int = 0
+    tick_at: float = 0.0
+    evaluation: Evaluation | None = None
+    interrupted: str | None = None
+    _seconds: float = 0.0
+    _started: float = field(default_factory=time.perf_counter)
+    _evaluated_at: int = -1
+    _saved_at: int = -1
+
+    @property
+    def batch_size(self) -> int:
+        return self.job.batch_size
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, earlier sittings included."""
+        return self._seconds + time.perf_counter() - self._started
+
+    def attend(self) -> str | None:
+        """Do what is due at this version; returns why to stop, if so."""
+        if time.perf_counter() >= self.tick_at:
+            self.observer.progressed(self.version, self._figures(self.meter.peek()))
+            self.tick_at = time.perf_counter() + TICK
+        if self._is_due(self.job.track.every):
+            self.observer.logged(self.version, self._figures(self.meter.read()))
+        if self._is_due(self.job.evaluate.every):
+            self.evaluate()
+        if self._is_due(self.job.checkpoint.every):
+            self.save()
+        self._plan()
+        return self.interrupted or self._over()
+
+    def epoch_done(self) -> str | None:
+        """The epoch's own evaluation and checkpoint."""
+        self.epoch += 1
+        if self.job.evaluate.every == "epoch":
+            self.evaluate()
+        if self.job.checkpoint.every == "epoch":
+            self.save()
+        return self.interrupted or self._over()
+
+    def begin(self) -> None:
+        """Start the clocks."""
+        self._started = time.perf_counter()
+        self.meter.restart()
+        self._plan()
+
+    def finish(self) -> None:
+        """The last evaluation and checkpoint, unless they were just made."""
+        self.observer.progressed(self.version, self._figures(self.meter.peek()))
+        if self.job.evaluate.every != "never" and not self.interrupted:
+            self.evaluate()
+        self.save()
+
+    def interrupt(self, why: str) -> None:
+        """Ask the run to stop at the next step boundary; safe to call from a signal handler."""
+        self.interrupted = f"stopped by {why}"
+        self.due_at = 0
+
+    def evaluate(self) -> None:
+        if self.valid is None or self._evaluated_at == self.version:
+            return
+        size = self.job.evaluate.batch_size or max(self.batch_size, 256)
+        self.evaluation = evaluate(self.strategy, self.valid, self.metrics, size)
+        self._evaluated_at = self.version
+        values = self.evaluation.values
+        self.observer.evaluated(self.version, values)
+        self.schedule.observe(values["loss"])
+        better = self.early.observe(values[self.job.stop.metric])
+        if better and self.job.checkpoint.best:
+            self.save(best=True)
+        self.meter.restart()
+
+    def save(self, *, best: bool = False) -> None:
+        if self._saved_at != self.version or best:
+            self._saved_at = self.version
+            self.shelf.save(self.version, self.cut(), best=best)
+            self.meter.restart()
+
+    def notice(self, message: str) -> None:
+        self.observer.noticed(self.version, message)
+
+    def skip_or_raise(self, lease: Lease, error: NonFiniteError) -> None:
+        """A non-finite update was not applied: end the run, or leave its samples out."""
+        if self.job.health.non_finite == "stop":
+            raise error
+        self.ledger.commit(lease, self.version)
+        self.notice(
+            f"{error}; left out {lease.size} samples (epoch {lease.epoch}, "
+            f"positions {lease.start} to {lease.stop})"
+        )
+
+    def cut(self) -> dict[str, Any]:
+        """Everything that decides what comes next, at one version."""
+        return {
+            "strategy": self.strategy.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "random": randomness.capture(),
+            "loop": {
+                "epoch": self.epoch,
+                "samples": self.meter.samples,
+                "seconds": self.seconds,
+                "early": self.early.state_dict(),
+                "evaluated_at": self._evaluated_at,
+                "values": self.evaluation.values if self.evaluation else None,
+            },
+        }
+
+    def load(self, cut: dict[str, Any]) -> None:
+        loop = cut["loop"]
+        self.strategy.load_state_dict(cut["strategy"])
+        self.ledger.load_state_dict(cut["ledger"])
+        self.early.load_state_dict(loop["early"])
+        self.version = self._saved_at = cut["strategy"]["version"]
+        self.epoch = loop["epoch"]
+        self.meter = Meter(loop["samples"])
+        self._seconds = loop["seconds"]
+        self._evaluated_at = loop["evaluated_at"]
+        if loop["values"]:
+            self.evaluation = Evaluation(loop["values"], {}, 0)
+        randomness.restore(cut["random"])
+
+    def _figures(self, values: dict[str, float]) -> dict[str, float]:
+        lr = self.job.optimizer.lr * self.schedule.factor(max(self.version - 1, 0))
+        return values | {
+            "lr": lr,
+            "epoch": self.epoch,
+            "samples": self.meter.samples,
+            "seconds": self.seconds,
+        }
+
+    def _is_due(self, every: object) -> bool:
+        return isinstance(every, int) and self.version % every == 0
+
+    def _plan(self) -> None:
+        """The next version at which anything is due, so that a step in between costs nothing."""
+        intervals = (self.job.track.every, self.job.evaluate.every, self.job.checkpoint.every)
+        steps = [self.version - self.version % n + n for n in intervals if isinstance(n, int)]
+        if self.limits.steps is not None:
+            steps.append(self.limits.steps)
+        self.due_at = 0 if self.interrupted else min(steps)
+
+    def _over(self) -> str | None:
+        return self.early.should_stop or self.limits.reached(self.version, self.seconds)

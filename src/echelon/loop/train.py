@@ -1,0 +1,66 @@
+"""The loop, drawn once:
+
+    for each epoch
+        for each lease of its order, with its micro-batches
+            compute ─▶ update ─▶ commit ─▶ what is due: progress, log, evaluate, checkpoint
+                          └─ not committed ─▶ the lease goes back, and is the next one again
+        the epoch's end: evaluate, checkpoint
+
+It knows nothing of processes: where gradients meet is the strategy's affair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import closing
+
+from echelon.core.errors import NonFiniteError
+from echelon.loop.run import Run
+
+
+def train(run: Run) -> str:
+    """Train until a limit is reached; returns the reason."""
+    for epoch in itertools.count(run.epoch):
+        if run.limits.epochs is not None and epoch >= run.limits.epochs:
+            return f"{run.limits.epochs} epochs done"
+        run.epoch = epoch
+        while run.ledger.remaining(epoch):
+            if reason := _pass(run, epoch):
+                return reason
+        if reason := run.epoch_done():
+            return reason
+    raise AssertionError("epochs never end by themselves")
+
+
+def _pass(run: Run, epoch: int) -> str | None:
+    """Go through what is left of the epoch, or as far as the first update that is refused."""
+    strategy, ledger, meter = run.strategy, run.ledger, run.meter
+    compute, update, commit, clock = (
+        strategy.compute,
+        strategy.update,
+        ledger.commit,
+        time.perf_counter,
+    )
+    stream = run.loader.stream(ledger.leases(epoch, run.batch_size))
+    try:
+        with closing(stream):
+            for lease, micro in stream:
+                stats = compute(micro)
+                try:
+                    done = update()
+                except NonFiniteError as error:
+                    run.skip_or_raise(lease, error)
+                    continue
+                if not done.committed:
+                    run.notice(done.reason)
+                    return None
+                commit(lease, done.version)
+                meter.add(stats, lease.stop - lease.start)
+                version = run.version = done.version
+                if (version >= run.due_at or clock() >= run.tick_at) and (reason := run.attend()):
+                    return reason
+        return None
+    finally:
+        # Whatever was read ahead and not trained on has to be handed out again.
+        ledger.give_back_all()

@@ -1,0 +1,71 @@
+"""Where a non-finite number came from. The slow path: only taken when one was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from echelon.core.types import Batch
+from echelon.optim import gradients
+
+
+def explain(
+    model: nn.Module,
+    forward: Callable[[nn.Module, Batch], Any],
+    micro: Iterable[Batch],
+    loss_sum: Tensor,
+    version: int,
+) -> str:
+    """One line with the step and the layer."""
+    step = version + 1
+    named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    layer = gradients.first_non_finite(named)
+    loss = float(loss_sum)
+    if torch.isfinite(loss_sum) and layer:
+        return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
+    for batch in micro:
+        if column := _bad_column(batch):
+            return f"step {step}: the loss is {loss}: input column {column!r} is not finite"
+        if culprit := _bad_layer(model, forward, batch):
+            return f"step {step}: the loss is {loss}: layer {culprit!r} first gave it"
+    return f"step {step}: the loss is {loss}, though every layer's output is finite"
+
+
+def _bad_column(batch: Batch) -> str | None:
+    for name, column in batch.items():
+        values = column if isinstance(column, Tensor) else column.values
+        if values.is_floating_point() and not torch.isfinite(values).all():
+            return name
+    return None
+
+
+def _bad_layer(
+    model: nn.Module, forward: Callable[[nn.Module, Batch], Any], batch: Batch
+) -> str | None:
+    """The first layer, in the order they are called, whose output is not finite."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            bad = isinstance(output, Tensor) and not torch.isfinite(output).all()
+            if bad and not found:
+                found.append(name)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(watch(name))
+        for name, module in model.named_modules()
+        if name and not any(True for _ in module.children())
+    ]
+    try:
+        # Dropout draws again here; the run's own generator must not notice.
+        with torch.random.fork_rng(), torch.no_grad():
+            forward(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None

@@ -1,0 +1,184 @@
+"""The built-in tasks: a kind of data, the models that fit it, a loss and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from echelon import models
+from echelon.core.config import Job
+from echelon.core.task import Task
+from echelon.core.types import Batch
+from echelon.data import Splits, augment, open_dense, open_language, open_table, open_text
+from echelon.models import InputFacts, Normalise
+from echelon.task import losses, metrics
+from echelon.task.choice import model_choice
+from echelon.task.losses import logits
+
+Fitted = Mapping[str, Any] | None
+Builder = Callable[[Job, Fitted], Task]
+_MOST_CLASSES_SHOWN = 100
+
+
+def classify(job: Job, fitted: Fitted = None) -> Task:
+    """Vectors or images → one of several classes."""
+    splits = open_dense(job.data, job.seed, target="class", fitted=fitted)
+    facts = InputFacts(shape=splits.shape, outputs=len(splits.labels))
+    return _task(
+        job,
+        splits,
+        _normalised(job, facts, splits.fitted),
+        loss=losses.cross_entropy,
+        metrics=_class_metrics(splits),
+        augment=augment.from_section(job.data.augment),
+        decode=_class_decoder(splits.labels),
+    )
+
+
+def regress(job: Job, fitted: Fitted = None) -> Task:
+    """Vectors or images → a number."""
+    splits = open_dense(job.data, job.seed, target="number", fitted=fitted)
+    facts = InputFacts(shape=splits.shape, outputs=1)
+    return _task(
+        job,
+        splits,
+        _normalised(job, facts, splits.fitted),
+        loss=losses.squared_error,
+        metrics={"rmse": metrics.RMSE(), "r2": metrics.R2()},
+        decode=_number_decoder,
+    )
+
+
+def text_classify(job: Job, fitted: Fitted = None) -> Task:
+    """Texts → one of several classes."""
+    splits = open_text(job.data, job.seed, fitted=fitted)
+    facts = InputFacts(
+        shape=splits.shape,
+        outputs=len(splits.labels),
+        vocabulary=len(splits.fitted["vocabulary"]),
+    )
+    return _task(
+        job,
+        splits,
+        lambda: _model(job, facts),
+        loss=losses.cross_entropy,
+        metrics=_class_metrics(splits),
+        decode=_class_decoder(splits.labels),
+    )
+
+
+def language_model(job: Job, fitted: Fitted = None) -> Task:
+    """A text → what comes next in it."""
+    splits = open_language(job.data, job.seed, fitted=fitted)
+    facts = InputFacts(
+        shape=splits.shape,
+        outputs=len(splits.fitted["vocabulary"]),
+        vocabulary=len(splits.fitted["vocabulary"]),
+    )
+    return _task(
+        job,
+        splits,
+        lambda: _model(job, facts),
+        loss=losses.cross_entropy,
+        metrics={"accuracy": metrics.Accuracy()},
+    )
+
+
+def click_rate(job: Job, fitted: Fitted = None) -> Task:
+    """Categories and numbers → the chance of a yes, through embeddings."""
+    splits = open_table(job.data, job.seed, fitted=fitted)
+    facts = InputFacts(
+        outputs=1, fields=tuple(splits.fitted["cardinalities"]), dense=splits.shape[0]
+    )
+    return _task(
+        job,
+        splits,
+        _normalised(job, facts, splits.fitted),
+        loss=losses.binary_cross_entropy,
+        metrics={"accuracy": metrics.Hits(), "auc": metrics.AUC()},
+        forward=_call_with_ids,
+        decode=_chance_decoder,
+    )
+
+
+BUILT_IN: dict[str, Builder] = {
+    "classify": classify,
+    "regress": regress,
+    "text_classify": text_classify,
+    "language_model": language_model,
+    "click_rate": click_rate,
+}
+
+
+class _Normalised(nn.Module):
+    """Raw values in: what a served model is given is what it was trained on."""
+
+    def __init__(self, normalise: nn.Module, model: nn.Module) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.model = model
+
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
+        return self.model(self.normalise(x), *others)
+
+
+def _task(job: Job, splits: Splits, model: Callable[[], nn.Module], **parts: Any) -> Task:
+    return Task(
+        model=model,
+        train=splits.train,
+        valid=splits.valid,
+        labels=splits.labels,
+        name=job.task,
+        about=splits.about,
+        fitted=splits.fitted,
+        **parts,
+    )
+
+
+def _model(job: Job, facts: InputFacts) -> nn.Module:
+    name, values = model_choice(job)
+    return models.build(name, models.options(name, values), facts)
+
+
+def _normalised(job: Job, facts: InputFacts, fitted: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    mean, std = fitted.get("mean"), fitted.get("std")
+
+    def build() -> nn.Module:
+        known = job.data.normalise and mean is not None and std is not None
+        first = Normalise(mean, std) if known else Normalise(0.0, 1.0)
+        return _Normalised(first, _model(job, facts))
+
+    return build
+
+
+def _class_metrics(splits: Splits) -> dict[str, Any]:
+    found: dict[str, Any] = {"accuracy": metrics.Accuracy()}
+    if 2 <= len(splits.labels) <= _MOST_CLASSES_SHOWN:
+        found["macro_f1"] = metrics.Confusion(len(splits.labels))
+    return found
+
+
+def _call_with_ids(model: nn.Module, batch: Batch) -> Any:
+    return model(batch["dense"], batch["ids"])
+
+
+def _class_decoder(labels: tuple[str, ...]) -> Callable[[Any], list[Any]]:
+    def decode(output: Any) -> list[Any]:
+        chance, best = logits(output).float().softmax(-1).max(-1)
+        return [
+            {"label": labels[number], "probability": round(share, 6)}
+            for number, share in zip(best.tolist(), chance.tolist(), strict=True)
+        ]
+
+    return decode
+
+
+def _number_decoder(output: Any) -> list[Any]:
+    return [{"value": value} for value in logits(output).float().reshape(-1).tolist()]
+
+
+def _chance_decoder(output: Any) -> list[Any]:
+    chances = logits(output).float().sigmoid().reshape(-1).tolist()
+    return [{"probability": round(chance, 6)} for chance in chances]

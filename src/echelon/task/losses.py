@@ -1,0 +1,69 @@
+"""Losses as (sum, weight) pairs: (model output, batch) → what the samples add up to.
+
+A mean would be wrong as soon as batches differ in size; the loop divides once, at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from echelon.core.types import Batch
+
+IGNORED = -100
+"""A class target that does not count, as in torch and transformers."""
+
+
+def cross_entropy(output: Any, batch: Batch, *, target: str = "y") -> tuple[Tensor, Tensor | float]:
+    """Class scores [B, C] or [B, T, C] against class numbers [B] or [B, T].
+
+    In sequences, targets of -100 do not count. Takes a tensor, or an object with `logits` such
+    as transformers' models give. Batches that were blended by mixup (columns `y2`, `mix`) are
+    scored against both of their targets.
+    """
+    scores, y = logits(output), _tensor(batch, target)
+    if "mix" in batch:
+        return _mixed(scores, y, _tensor(batch, f"{target}2"), _tensor(batch, "mix"))
+    if y.dim() == 1:
+        return F.cross_entropy(scores, y, reduction="sum"), y.numel()
+    flat = y.reshape(-1)
+    loss_sum = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), flat, reduction="sum")
+    return loss_sum, (flat != IGNORED).sum()
+
+
+def binary_cross_entropy(output: Any, batch: Batch) -> tuple[Tensor, float]:
+    """One score per sample against targets 0 and 1."""
+    scores, y = logits(output).reshape(-1), _tensor(batch, "y").reshape(-1)
+    return F.binary_cross_entropy_with_logits(scores, y, reduction="sum"), y.numel()
+
+
+def squared_error(output: Any, batch: Batch) -> tuple[Tensor, float]:
+    y = _tensor(batch, "y")
+    return F.mse_loss(logits(output).reshape(y.shape), y, reduction="sum"), y.numel()
+
+
+def logits(output: Any) -> Tensor:
+    """The scores in a model's output."""
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    raise TypeError(
+        f"the model gave a {type(output).__name__}: a tensor, or an object with `logits`, "
+        f"is needed here; write a loss of your own for others"
+    )
+
+
+def _mixed(scores: Tensor, y: Tensor, y2: Tensor, mix: Tensor) -> tuple[Tensor, float]:
+    one = F.cross_entropy(scores, y, reduction="none")
+    other = F.cross_entropy(scores, y2, reduction="none")
+    return (mix * one + (1 - mix) * other).sum(), y.numel()
+
+
+def _tensor(batch: Batch, name: str) -> Tensor:
+    column = batch[name]
+    assert isinstance(column, Tensor), f"column {name!r} is sparse"
+    return column
