@@ -1,0 +1,91 @@
+"""An optimizer section and a model → a torch optimizer, with torch's fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+
+from echelon.core.config import OptimizerSection
+from echelon.core.errors import TaskError
+
+DEFAULT_MOMENTUM = 0.9
+DEFAULT_BETAS = (0.9, 0.999)
+DEFAULT_EPS = 1e-8
+ADAGRAD_EPS = 1e-10
+
+
+def build(section: OptimizerSection, model: nn.Module) -> Optimizer:
+    """The optimizer a job asks for, over everything in `model` that is trained.
+
+    Its groups also hold what torch does not know (`l1`, `l2`, `decay`): step it with a `Stepper`,
+    which applies them.
+    """
+    _refuse_sparse(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise TaskError("the model has no parameter to train")
+    groups = _groups(section, trained)
+    fused = _has_fused_kernel(section.name, trained)
+    momentum = section.momentum
+    eps = section.eps or DEFAULT_EPS
+    betas = section.betas or DEFAULT_BETAS
+    match section.name:
+        case "sgd":
+            return SGD(groups, section.lr, fused=fused)
+        case "momentum" | "nesterov":
+            momentum = DEFAULT_MOMENTUM if momentum is None else momentum
+            # torch refuses nesterov without momentum, where both mean plain sgd
+            nesterov = section.name == "nesterov" and momentum > 0
+            return SGD(groups, section.lr, momentum, nesterov=nesterov, fused=fused)
+        case "adagrad":
+            return Adagrad(groups, section.lr, eps=section.eps or ADAGRAD_EPS, fused=fused)
+        case "rmsprop":
+            return RMSprop(groups, section.lr, eps=eps, momentum=momentum or 0.0, foreach=True)
+        case "adam":
+            return Adam(groups, section.lr, betas, eps, fused=fused)
+        case "adamw":
+            return AdamW(groups, section.lr, betas, eps, fused=fused)
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise TaskError(
+                f"layer {name!r} makes sparse gradients, which are not supported: "
+                f"build it with sparse=False"
+            )
+
+
+def _groups(section: OptimizerSection, trained: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """One group, or two where matrices are penalised and biases and norms are not."""
+    penalties = _penalties(section)
+    if section.decay == "all" or not any(penalties.values()):
+        return [{"params": trained, **penalties}]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], **penalties},
+        {"params": [p for p in trained if p.ndim < 2], **dict.fromkeys(penalties, 0.0)},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _penalties(section: OptimizerSection) -> dict[str, float]:
+    """What of the penalties torch applies itself (`weight_decay`), and what is left to us.
+
+    AdamW's own weight decay is decoupled; everybody else's adds l2·w to the gradient. The latter
+    sees weights that `decay` has already shrunk, so with both at work we add l2 ourselves, before.
+    """
+    l1, l2, decay = section.l1, section.l2, section.weight_decay
+    if section.name == "adamw":
+        return {"weight_decay": decay, "l1": l1, "l2": l2, "decay": 0.0}
+    if decay:
+        return {"weight_decay": 0.0, "l1": l1, "l2": l2, "decay": decay}
+    return {"weight_decay": l2, "l1": l1, "l2": 0.0, "decay": 0.0}
+
+
+def _has_fused_kernel(name: str, parameters: Iterable[nn.Parameter]) -> bool:
+    devices = {"cpu"} if name == "adagrad" else {"cpu", "cuda"}
+    return all(torch.is_floating_point(p) and p.device.type in devices for p in parameters)

@@ -1,0 +1,127 @@
+"""How the learning rate changes over a run, as a factor of the optimizer's own rate.
+
+`factor(version)` is for the update that makes version + 1. Warm-up rises in equal steps and never
+starts at nothing: its first factor is 1/warmup. What follows counts from the end of warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from echelon.core.config import ScheduleSection
+from echelon.core.errors import CheckpointError, ConfigError
+from echelon.core.protocols import Schedule
+
+
+def build(section: ScheduleSection, total_steps: int | None) -> Schedule:
+    """The schedule a job asks for; `total_steps` is where the run ends, if that is known."""
+    warmup, floor = section.warmup, section.floor
+    match section.name:
+        case "constant":
+            return Curve(warmup, lambda _: 1.0)
+        case "step":
+            every, factor = section.every, section.factor
+            assert every is not None, "the section checks this"
+            return Curve(warmup, lambda after: max(floor, factor ** (after // every)))
+        case "linear":
+            span = _span(section, total_steps)
+            return Curve(warmup, lambda after: floor + (1 - floor) * _left(after, span))
+        case "cosine":
+            span = _span(section, total_steps)
+            return Curve(warmup, lambda after: floor + (1 - floor) * _cosine(after, span))
+        case "plateau":
+            return Plateau(warmup, section.factor, section.patience, floor)
+
+
+def _span(section: ScheduleSection, total_steps: int | None) -> int:
+    """Steps from the end of warm-up to the end of the schedule."""
+    end = section.steps or total_steps
+    if end is None:
+        raise ConfigError(
+            f"schedule {section.name!r} must know where it ends: set schedule.steps",
+            path=("schedule", "steps"),
+        )
+    if section.steps is not None and section.warmup >= section.steps:
+        raise ConfigError(
+            f"schedule.warmup = {section.warmup}: must be less than schedule.steps "
+            f"({section.steps}), where {section.name!r} ends",
+            path=("schedule", "warmup"),
+        )
+    return max(1, end - section.warmup)  # a short trial run may end within its warm-up
+
+
+def _left(after: int, span: int) -> float:
+    return max(0.0, 1 - after / span)
+
+
+def _cosine(after: int, span: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, after / span)))
+
+
+def _warm(version: int, warmup: int) -> float:
+    return (version + 1) / warmup if version < warmup else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A schedule that is a function of the version alone."""
+
+    warmup: int
+    shape: Callable[[int], float]
+    """Steps after warm-up → factor."""
+
+    def factor(self, version: int) -> float:
+        if version < self.warmup:
+            return _warm(version, self.warmup)
+        return self.shape(version - self.warmup)
+
+    def observe(self, value: float) -> None:
+        """Takes no notice."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise CheckpointError(
+                f"the saved schedule has state ({', '.join(sorted(state))}), this one has none"
+            )
+
+
+class Plateau:
+    """Lowers the rate when a validation result has not got smaller for a while."""
+
+    def __init__(self, warmup: int, drop: float, patience: int, floor: float) -> None:
+        self.warmup = warmup
+        self.drop = drop
+        self.patience = patience
+        self.floor = floor
+        self._level = 1.0
+        self._best: float | None = None
+        self._waited = 0
+
+    def factor(self, version: int) -> float:
+        return _warm(version, self.warmup) * self._level
+
+    def observe(self, value: float) -> None:
+        """Hear a validation result; NaN is never an improvement."""
+        if not math.isnan(value) and (self._best is None or value < self._best):
+            self._best = value
+            self._waited = 0
+            return
+        self._waited += 1
+        if self._waited >= self.patience:
+            self._level = max(self.floor, self._level * self.drop)
+            self._waited = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self._level, "best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() != self.state_dict().keys():
+            raise CheckpointError("the saved schedule is not a plateau: its state does not fit")
+        self._level, self._best = state["level"], state["best"]
+        self._waited = state["waited"]
