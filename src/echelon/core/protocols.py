@@ -70,7 +70,7 @@ class Inspector(Protocol):
     def due(self, version: int) -> bool: ...
 
     def inspect(
-        self, version: int, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+        self, version: int, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
     ) -> None: ...
 
 

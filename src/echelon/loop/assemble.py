@@ -28,7 +28,7 @@ def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
     device = find_device(job.device)
     torch.manual_seed(job.seed)
     limits = Limits.of(job)
-    schedule = optim.schedules.build(
+    schedule = optim.build_schedule(
         job.schedule, limits.total_steps(len(task.train), job.batch_size)
     )
     chosen = strategy.build(
@@ -59,7 +59,7 @@ def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
         observer=observer,
         limits=limits,
         early=optim.EarlyStop(
-            mode=optim.mode(job.stop.mode, job.stop.metric),
+            mode=optim.stop_mode(job.stop.mode, job.stop.metric),
             patience=job.stop.patience,
             min_delta=job.stop.min_delta,
             target=job.stop.target,

@@ -27,10 +27,10 @@ class LayerHealth:
         return version % self._section.every == 0
 
     def inspect(
-        self, version: int, weights: Mapping[str, Tensor], gradients_by_name: Mapping[str, Tensor]
+        self, version: int, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
     ) -> None:
-        norms = gradients.layer_norms(gradients_by_name)
-        sizes = gradients.layer_norms(weights)
+        norms = gradients.layer_norms(grads.items())
+        sizes = gradients.layer_norms(weights.items())
         largest = max(norms.values(), default=0.0)
         for name, norm in norms.items():
             self._judge(

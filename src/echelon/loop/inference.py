@@ -17,7 +17,7 @@ from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, find_device, held_out, numerics
 from echelon.loop.evaluate import Evaluation, evaluate, ranges
 from echelon.loop.open_run import KnownRun
-from echelon.optim import schedules
+from echelon.optim import build_schedule
 from echelon.strategy import build
 from echelon.strategy.replica import build_model, load_weights
 from echelon.task import prepare
@@ -64,7 +64,7 @@ def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
 
 def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> Strategy:
     job = known.job
-    schedule = schedules.build(job.schedule, 1)
+    schedule = build_schedule(job.schedule, 1)
     strategy = build(job.strategy, numerics(job, device), schedule)
     strategy.setup(task, Alone())
     cut = Shelf(known.folder / CHECKPOINTS).load(which)

@@ -16,7 +16,7 @@ CONFIG, FITTED = "config.yaml", "fitted.json"
 PYTHON_TASK = "python"
 """The task of a run that was started with a `Task` from Python."""
 
-_FIXED = ("task", "args", "seed", "model")
+_FIXED = ("task", "args", "seed", "model", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def explain(
 ) -> str:
     """One line with the step and the layer."""
     step = version + 1
-    named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
     layer = gradients.first_non_finite(named)
     loss = float(loss_sum)
     if torch.isfinite(loss_sum) and layer:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from echelon.core.errors import CheckpointError, TaskError
 from echelon.core.task import Task
 from echelon.core.types import Numerics
+from echelon.strategy.half import make_usable
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -25,6 +26,7 @@ def build_model(task: Task, numerics: Numerics) -> nn.Module:
         raise TaskError(f"task.model gave a {type(model).__name__}: it must be a torch nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskError(f"{type(model).__name__} has no parameter to train")
+    make_usable(numerics.device, numerics.precision)
     model.to(numerics.device)
     if numerics.recompute:
         for block in blocks(model):

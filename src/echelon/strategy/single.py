@@ -13,7 +13,7 @@ from echelon.core.errors import NonFiniteError, TaskError
 from echelon.core.protocols import Comm, Inspector, Schedule
 from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Shard, Stats, Update
-from echelon.optim import LossScaler, Stepper, build, gradients
+from echelon.optim import LossScaler, Stepper, build_optimizer, gradients
 from echelon.strategy.fault import explain
 from echelon.strategy.replica import autocast, build_model, load_weights, trainable
 
@@ -30,7 +30,7 @@ class Single:
         self._numerics = numerics
         self._schedule = schedule
         self._inspector = inspector
-        self._scaler = LossScaler(enabled=numerics.precision == "fp16")
+        self._scaler = LossScaler(numerics.precision)
         self._autocast = autocast(numerics)
         self._micro: Sequence[Batch] = ()
         self._weight = 0.0
@@ -44,7 +44,7 @@ class Single:
         self.model = build_model(task, self._numerics)
         self._names, self._parameters = trainable(self.model)
         if task.optimizer is None:
-            optimizer = build(self._numerics.optimizer, self.model)
+            optimizer = build_optimizer(self._numerics.optimizer, self.model)
         else:
             optimizer = task.optimizer(self._parameters)
         self._stepper = Stepper(optimizer, self.model.named_parameters())
@@ -71,7 +71,7 @@ class Single:
         finite = gradients.finish_(grads, self._weight * self._scaler.scale)
         if not finite or not math.isfinite(self._loss_sum.item()):
             return self._refuse()
-        self._scaler.good()
+        self._scaler.update(finite=True)
         self._clip(grads)
         if self._inspector is not None and self._inspector.due(self.version + 1):
             self._inspect(self._inspector)
@@ -145,8 +145,8 @@ class Single:
         """A non-finite update is never applied. A scaled one is worth another try."""
         reason = explain(self.model, self._forward, self._micro, self._loss_sum, self.version)
         self._clear()
+        self._scaler.update(finite=False)
         if self._scaler.enabled and not self._scaler.exhausted:
-            self._scaler.overflowed()
             reason += f"; tried again with loss scale {self._scaler.scale:g}"
             return Update(committed=False, version=self.version, reason=reason)
         raise NonFiniteError(reason)

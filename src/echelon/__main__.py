@@ -1,0 +1,5 @@
+"""`python -m echelon` is `echelon`."""
+
+from echelon.cli.main import main
+
+main()

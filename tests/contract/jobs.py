@@ -1,0 +1,94 @@
+"""Small tasks that every strategy has to train alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from echelon import cross_entropy
+from echelon.comm import Alone
+from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.protocols import Strategy
+from echelon.core.task import Task
+from echelon.core.types import Batch, Numerics
+from echelon.optim import build_schedule
+from echelon.strategy import build
+
+SAMPLES, FEATURES, CLASSES = 103, 6, 3  # 103 does not divide evenly
+
+
+def data() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator)
+    y = (x @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+    return {"x": x, "y": y}
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def task(model: nn.Module | Callable[[], nn.Module] = mlp) -> Task:
+    return Task(model=model, loss=cross_entropy)
+
+
+def batches(size: int = 16, count: int = 20) -> list[Batch]:
+    """`count` batches of `size` over and over the data; the last of a pass is smaller."""
+    columns, found, start = data(), [], 0
+    while len(found) < count:
+        stop = min(start + size, SAMPLES)
+        found.append({name: column[start:stop] for name, column in columns.items()})
+        start = stop % SAMPLES
+    return found  # type: ignore[return-value]
+
+
+def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """A batch in parts of these sizes."""
+    parts = {name: column.split(list(sizes)) for name, column in batch.items()}  # type: ignore[union-attr]
+    return [{name: pieces[i] for name, pieces in parts.items()} for i in range(len(sizes))]
+
+
+def strategy(
+    name: str,
+    chosen: Task | None = None,
+    *,
+    precision: str = "fp32",
+    optimizer: OptimizerSection | None = None,
+    clip: ClipSection | None = None,
+    recompute: bool = False,
+    compile: bool = False,
+    schedule: ScheduleSection | None = None,
+) -> Strategy:
+    numerics = Numerics(
+        device=torch.device("cpu"),
+        optimizer=optimizer or OptimizerSection(name="momentum", lr=0.1),
+        clip=clip or ClipSection(),
+        precision=precision,
+        recompute=recompute,
+        compile=compile,
+    )
+    built = build(name, numerics, build_schedule(schedule or ScheduleSection(), 20))
+    built.setup(chosen or task(), Alone())
+    return built
+
+
+def steps(strategy: Strategy, micros: Sequence[Sequence[Batch]]) -> None:
+    for micro in micros:
+        strategy.compute(micro)
+        assert strategy.update().committed
+
+
+def weights(strategy: Strategy) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in strategy.model.state_dict().items()}
+
+
+def difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest difference, relative to the largest weight of its tensor."""
+    assert left.keys() == right.keys()
+    return max(
+        float((left[n] - right[n]).abs().max() / right[n].abs().max().clamp(min=1e-12))
+        for n in left
+    )

@@ -1,0 +1,272 @@
+"""What every strategy promises, whatever it does inside."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
+from echelon.core.task import Task
+from echelon.strategy import names
+
+from .jobs import (
+    CLASSES,
+    FEATURES,
+    batches,
+    cut,
+    data,
+    difference,
+    mlp,
+    steps,
+    strategy,
+    task,
+    weights,
+)
+
+pytestmark = pytest.mark.parametrize("name", names())
+SGD = OptimizerSection(name="sgd", lr=0.1)
+
+
+def by_hand(clip: float | None = None) -> dict[str, torch.Tensor]:
+    """The trajectory as anybody would write it."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch["x"]), batch["y"]).backward()  # type: ignore[arg-type]
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return dict(model.state_dict())
+
+
+def test_ends_on_the_weights_of_a_hand_written_loop(name: str) -> None:
+    trained = strategy(name)
+    steps(trained, [[batch] for batch in batches()])
+    assert difference(weights(trained), by_hand()) <= 1e-5
+
+
+def test_clipping_is_by_the_global_norm(name: str) -> None:
+    trained = strategy(name, clip=ClipSection(norm=0.05))
+    steps(trained, [[batch] for batch in batches()])
+    assert difference(weights(trained), by_hand(clip=0.05)) <= 1e-5
+
+
+def test_accumulating_uneven_parts_equals_the_whole_batch(name: str) -> None:
+    trained = strategy(name)
+    size = [len(batch["y"]) for batch in batches()]
+    parts = [[1, n // 2, n - 1 - n // 2] if n > 3 else [n] for n in size]
+    steps(trained, [cut(b, p) for b, p in zip(batches(), parts, strict=True)])
+    assert difference(weights(trained), by_hand()) <= 1e-5
+
+
+def test_clipping_by_value_bounds_every_gradient(name: str) -> None:
+    trained = strategy(name, optimizer=SGD, clip=ClipSection(value=1e-3))
+    before = weights(trained)
+    steps(trained, [batches(count=1)])
+    largest = max(float((weights(trained)[n] - before[n]).abs().max()) for n in before)
+    assert largest == pytest.approx(1e-4, rel=1e-3)  # lr × value
+
+
+def test_the_schedule_decides_the_rate(name: str) -> None:
+    slow = strategy(name, optimizer=SGD, schedule=ScheduleSection(warmup=10))
+    full = strategy(name, optimizer=SGD)
+    before = weights(slow)
+    for trained in (slow, full):
+        steps(trained, [batches(count=1)])
+    moved = [weights(s)["0.weight"] - before["0.weight"] for s in (slow, full)]
+    torch.testing.assert_close(moved[0] * 10, moved[1], rtol=1e-3, atol=1e-6)
+
+
+def test_going_on_from_saved_state_is_bit_identical(name: str) -> None:
+    optimizer = OptimizerSection(name="adamw", lr=0.01, weight_decay=0.1)
+    whole, first = strategy(name, optimizer=optimizer), strategy(name, optimizer=optimizer)
+    micros = [[batch] for batch in batches()]
+    steps(whole, micros)
+    steps(first, micros[:11])
+    second = strategy(name, optimizer=optimizer)
+    second.load_state_dict(first.state_dict())
+    steps(second, micros[11:])
+    for key, value in weights(whole).items():
+        assert torch.equal(value, weights(second)[key]), key
+    assert second.state_dict()["version"] == 20
+
+
+def test_versions_count_updates(name: str) -> None:
+    trained = strategy(name)
+    for expected in (1, 2, 3):
+        trained.compute(batches(count=1))
+        update = trained.update()
+        assert update.version == expected
+        assert update.staleness == 0
+
+
+def test_evaluating_changes_nothing_and_adds_up_every_sample(name: str) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+        )
+
+    trained = strategy(name, task(model))
+    before = weights(trained)
+    stats = trained.compute(cut(dict(data()), [50, 53]), backward=False)
+    again = trained.compute([dict(data())], backward=False)
+    assert stats.weight == 103
+    assert float(stats.loss_sum) == pytest.approx(float(again.loss_sum), rel=1e-5)
+    assert all(torch.equal(before[n], w) for n, w in weights(trained).items())
+    trained.compute(batches(count=1))
+    assert trained.model.training, "training goes on in training mode"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_trains_in_half_precision_with_full_precision_weights(name: str, precision: str) -> None:
+    trained = strategy(name, precision=precision)
+    first = trained.compute([dict(data())], backward=False)
+    for batch in batches(count=60):
+        trained.compute([batch])
+        trained.update()
+    last = trained.compute([dict(data())], backward=False)
+    assert float(last.loss_sum) < 0.5 * float(first.loss_sum)
+    assert all(w.dtype == torch.float32 for w in weights(trained).values())
+
+
+class Half(nn.Module):
+    """Multiplies by a power of two: its gradient overflows in fp16 at a large loss scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 64.0  # type: ignore[no-any-return]
+
+
+def test_an_fp16_overflow_is_not_committed_and_is_tried_again_at_a_smaller_scale(name: str) -> None:
+    trained = strategy(name, task(Half), precision="fp16")
+    before, refusals = weights(trained), 0
+    for _ in range(30):
+        trained.compute(batches(count=1))
+        update = trained.update()
+        if update.committed:
+            break
+        refusals += 1
+        assert "loss scale" in update.reason
+        assert all(torch.equal(before[n], w) for n, w in weights(trained).items())
+    assert update.committed
+    assert refusals > 0
+    assert update.version == 1
+
+
+def test_a_non_finite_input_is_named_and_never_applied(name: str) -> None:
+    trained = strategy(name)
+    steps(trained, [batches(count=1)])
+    before = weights(trained)
+    bad = {key: column.clone() for key, column in data().items()}
+    bad["x"][5, 2] = math.nan
+    trained.compute([dict(bad)])
+    with pytest.raises(NonFiniteError, match=r"step 2: the loss is nan: input column 'x'"):
+        trained.update()
+    assert all(torch.equal(before[n], w) for n, w in weights(trained).items())
+    steps(trained, [batches(count=1)])
+
+
+def test_a_layer_that_gives_a_non_finite_output_is_named(name: str) -> None:
+    trained = strategy(name)
+    with torch.no_grad():
+        next(iter(trained.model.children())).weight[0, 0] = math.nan  # type: ignore[union-attr,index,operator]
+    trained.compute(batches(count=1))
+    with pytest.raises(NonFiniteError, match=r"step 1: the loss is nan: layer '0' first gave it"):
+        trained.update()
+
+
+def test_a_layer_with_a_non_finite_gradient_is_named(name: str) -> None:
+    def root(output: torch.Tensor, _batch: object) -> tuple[torch.Tensor, float]:
+        return (output - output.detach()).abs().sqrt().sum(), 1.0  # finite, its slope is not
+
+    trained = strategy(name, Task(model=mlp, loss=root))
+    trained.compute(batches(count=1))
+    with pytest.raises(NonFiniteError, match=r"gradient of layer '0\.weight' is not finite"):
+        trained.update()
+
+
+def test_frozen_parameters_stay_and_tied_ones_stay_tied(name: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.frozen = nn.Linear(FEATURES, 8)
+            self.frozen.requires_grad_(False)
+            self.one = nn.Linear(8, 8)
+            self.two = nn.Linear(8, 8)
+            self.two.weight = self.one.weight
+            self.last = nn.Linear(8, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.two(self.one(self.frozen(x))))  # type: ignore[no-any-return]
+
+    trained = strategy(name, task(Tied))
+    before = weights(trained)
+    steps(trained, [[batch] for batch in batches(count=3)])
+    after = weights(trained)
+    assert torch.equal(before["frozen.weight"], after["frozen.weight"])
+    assert not torch.equal(before["one.weight"], after["one.weight"])
+    assert torch.equal(after["one.weight"], after["two.weight"])
+    again = strategy(name, task(Tied))
+    again.load_state_dict(trained.state_dict())
+    steps(trained, [batches(count=1)])
+    steps(again, [batches(count=1)])
+    assert difference(weights(again), weights(trained)) == 0
+
+
+def test_recomputing_activations_gives_the_same_weights(name: str) -> None:
+    trained = strategy(name, recompute=True)
+    steps(trained, [[batch] for batch in batches()])
+    assert difference(weights(trained), by_hand()) <= 1e-5
+
+
+def test_a_users_own_optimizer_is_used(name: str) -> None:
+    chosen = task()
+    chosen.optimizer = lambda parameters: torch.optim.Adadelta(parameters, lr=0.5)
+    trained = strategy(name, chosen)
+    before = weights(trained)
+    steps(trained, [[batch] for batch in batches(count=3)])
+    assert difference(weights(trained), before) > 0
+    again = strategy(name, chosen)
+    again.load_state_dict(trained.state_dict())
+    steps(trained, [batches(count=1)])
+    steps(again, [batches(count=1)])
+    assert difference(weights(again), weights(trained)) == 0
+
+
+def test_a_model_without_gradients_is_refused(name: str) -> None:
+    with pytest.raises(TaskError, match="Linear has no parameter to train"):
+        strategy(name, task(lambda: nn.Linear(2, 2).requires_grad_(False)))
+    with pytest.raises(TaskError, match=r"must be a torch nn\.Module"):
+        strategy(name, task(lambda: 3))  # type: ignore[arg-type,return-value]
+
+
+def test_a_loss_that_ignores_the_model_is_refused(name: str) -> None:
+    leaf = torch.ones((), requires_grad=True)
+    trained = strategy(name, Task(model=mlp, loss=lambda _output, _batch: (leaf * 1.0, 1.0)))
+    trained.compute(batches(count=1))
+    with pytest.raises(TaskError, match="no parameter got a gradient"):
+        trained.update()
+
+
+def test_a_batch_without_weight_is_refused(name: str) -> None:
+    trained = strategy(name, Task(model=mlp, loss=lambda output, _batch: (output.sum(), 0.0)))
+    trained.compute(batches(count=1))
+    with pytest.raises(TaskError, match="step 1: the loss gave its batch a weight of 0"):
+        trained.update()
+
+
+def test_a_checkpoint_of_another_model_is_refused(name: str) -> None:
+    other = strategy(name, task(lambda: nn.Linear(FEATURES, CLASSES)))
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        strategy(name).load_state_dict(other.state_dict())
