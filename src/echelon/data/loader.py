@@ -1,0 +1,158 @@
+"""From leases to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from echelon.core.protocols import Augment, BatchSource
+from echelon.core.types import Batch, Lease, Shard
+from echelon.data import batch as batches
+from echelon.data.draws import PositionDraws
+from echelon.data.order import Order, Rows
+from echelon.data.prefetch import ahead
+from echelon.data.sources import chunkable
+
+Micro: TypeAlias = "list[Batch]"
+
+CHUNK_BYTES = 1 << 20
+CHUNK_LEASES = 256
+"""Leases are read many at a time, up to these limits: a gather's fixed cost, some tens of µs, would
+weigh on small batches. Their batches are views of one gather, whose memory is never used again."""
+
+
+class Loader:
+    """Reads the samples of a lease: a pure function of (seed, lease, shard)."""
+
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        augment: Augment | None = None,
+        prefetch: int = 2,
+        micro: int = 1,
+        shard: Shard = Shard(),  # noqa: B008 (a constant)
+        device: torch.device | None = None,
+    ) -> None:
+        assert 0 <= shard.index < shard.count, f"{shard} is not a part of a batch"
+        assert micro > 0, f"{micro} micro-batches"
+        self._source = source
+        self._seed = seed
+        self._shuffle = shuffle
+        self._augment = augment
+        self._prefetch = prefetch
+        self._micro = micro
+        self._shard = shard
+        self._device = device
+        self._order: tuple[int, Order] | None = None
+        # The most samples to a chunk; not known before the first is read.
+        self._chunk = 0
+
+    def read(self, lease: Lease) -> Micro:
+        """The micro-batches of this lease; fewer, or none, if it has too few samples."""
+        return self._read([lease])[0]
+
+    def stream(self, leases: Iterable[Lease]) -> Generator[tuple[Lease, Micro], None, None]:
+        """Read lease after lease, some ahead of their use.
+
+        Leases are drawn in the caller's thread, a few chunks before they are handed out. A stream
+        that is not read to its end should be closed; who breaks it off returns what was drawn.
+        """
+        with closing(ahead(self._read, self._chunks(leases), self._prefetch)) as chunks:
+            for drawn, read in chunks:
+                yield from zip(drawn, read, strict=True)
+
+    def _chunks(self, leases: Iterable[Lease]) -> Iterator[list[Lease]]:
+        """Group leases of one epoch, as long as one more of the same size has room."""
+        chunk: list[Lease] = []
+        current, room = -1, 0
+        for lease in leases:
+            epoch, start, stop = lease
+            if epoch != current and chunk:
+                yield chunk
+                chunk = []
+            if not chunk:
+                current, room = epoch, self._chunk
+            chunk.append(lease)
+            room -= stop - start
+            if room < stop - start or len(chunk) == CHUNK_LEASES:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    def _read(self, leases: Sequence[Lease]) -> list[Micro]:
+        epoch = leases[0].epoch
+        ranges = _parts(leases, self._shard)
+        positions = _positions(ranges)
+        if not len(positions):
+            return [[] for _ in leases]
+        sizes = [stop - start for start, stop in ranges]
+        parts = batches.split(self._gathered(epoch, positions), sizes)
+        if self._augment is not None:
+            where = np.split(positions, np.cumsum(sizes)[:-1])
+            parts = [self._augmented(epoch, *pair) for pair in zip(parts, where, strict=True)]
+        if self._micro == 1 and min(sizes):
+            return [[part] for part in parts]
+        return [_micro(part, size, self._micro) for part, size in zip(parts, sizes, strict=True)]
+
+    def _gathered(self, epoch: int, positions: Rows) -> Batch:
+        rows = self._order_of(epoch).at(positions) if self._shuffle else positions
+        chunk = self._source.gather(torch.from_numpy(rows))
+        if not self._chunk and chunkable(self._source):
+            mine = CHUNK_BYTES * len(positions) // max(1, batches.nbytes(chunk))
+            self._chunk = mine * self._shard.count
+        if self._device is None or self._device.type == "cpu":
+            return chunk
+        return batches.to_device(batches.pin(chunk), self._device, non_blocking=True)
+
+    def _augmented(self, epoch: int, part: Batch, positions: Rows) -> Batch:
+        if self._augment is None or not len(positions):
+            return part
+        return self._augment(part, PositionDraws(self._seed, epoch, positions, self._device))
+
+    def _order_of(self, epoch: int) -> Order:
+        kept = self._order
+        if kept is None or kept[0] != epoch:
+            kept = self._order = (epoch, Order(self._seed, epoch, len(self._source)))
+        return kept[1]
+
+
+def ranges(samples: int, size: int) -> Iterator[Lease]:
+    """One pass over everything, for evaluation: nothing is to be committed."""
+    return (Lease(0, start, min(start + size, samples)) for start in range(0, samples, size))
+
+
+def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
+    """This member's part of each lease; the parts of one lease differ by at most one sample."""
+    index, count = shard
+    if count == 1:
+        return [(start, stop) for _, start, stop in leases]
+    return [
+        (start + (stop - start) * index // count, start + (stop - start) * (index + 1) // count)
+        for _, start, stop in leases
+    ]
+
+
+def _positions(ranges: Iterable[tuple[int, int]]) -> Rows:
+    """The numbers in these ranges; neighbours, which is what leases mostly are, become one run."""
+    runs: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if runs and runs[-1][1] == start:
+            runs[-1] = runs[-1][0], stop
+        else:
+            runs.append((start, stop))
+    return np.concatenate([np.arange(start, stop) for start, stop in runs])
+
+
+def _micro(part: Batch, size: int, count: int) -> Micro:
+    edges = [size * index // count for index in range(count + 1)]
+    sizes = [stop - start for start, stop in pairwise(edges) if start < stop]
+    return batches.split(part, sizes) if sizes else []
