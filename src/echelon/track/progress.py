@@ -1,0 +1,149 @@
+"""How far a run is, told on stderr: stdout belongs to results."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from echelon.core.protocols import Observer
+from echelon.track.text import clock, duration, figure, short
+
+
+def progress(*, quiet: bool = False) -> Observer:
+    """A live bar in a terminal, plain lines elsewhere; if quiet, only what must be known."""
+    if quiet:
+        return Notices()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        from echelon.track.terminal import TerminalProgress
+
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:
+            return TerminalProgress(console)
+    return PlainProgress()
+
+
+class Notices:
+    """Says what a person should know and nothing else."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None: ...
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def noticed(self, step: int, message: str) -> None:
+        self._say(f"step {step:,}: {message}")
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None: ...
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out or sys.stderr, flush=True)
+
+
+class PlainProgress(Notices):
+    """Lines for a log file: one every few seconds, and every evaluation and notice."""
+
+    def __init__(self, out: TextIO | None = None, *, every: float = 5.0) -> None:
+        super().__init__(out)
+        self._every = every
+        self._next = -math.inf
+        self._pace = Pace({})
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None:
+        self._pace = Pace(facts)
+        self._next = time.monotonic() + self._every
+        self._say(f"{run}: {' · '.join(described(facts))}")
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None:
+        self._pace.note(step, values)
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        self._say("  ".join((*self._pace.place(), *rates(values), *self._pace.time_left())))
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._say("  ".join((f"step {step:,}", "evaluated", *figures(values))))
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
+        self._say(ending(status, summary))
+
+
+class Pace:
+    """Where a run is and when it will be over."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.total: int | None = facts.get("total_steps")
+        self.step = 0
+        self._epochs: int | None = facts.get("epochs")
+        self._epoch: float | None = None
+        self._begun: tuple[int, float] | None = None
+        self._seconds = 0.0
+
+    def note(self, step: int, values: Mapping[str, float]) -> None:
+        self.step = step
+        self._epoch = values.get("epoch")
+        self._seconds = values.get("seconds", self._seconds)
+        if self._begun is None:  # a resumed run does not begin at step 0
+            self._begun = (step, self._seconds)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go at the pace so far, evaluations and all."""
+        if self.total is None or self._begun is None:
+            return None
+        steps, seconds = self.step - self._begun[0], self._seconds - self._begun[1]
+        return (self.total - self.step) * seconds / steps if steps > 0 else None
+
+    def place(self) -> list[str]:
+        of = f"/{self.total:,}" if self.total is not None else ""
+        words = [f"step {self.step:,}{of}"]
+        if self._epoch is not None:
+            number = int(self._epoch) + 1  # the running one: epochs are counted from 0
+            if self._epochs is not None:
+                number = min(number, self._epochs)
+            words.insert(0, f"epoch {number}" + (f"/{self._epochs}" if self._epochs else ""))
+        return words
+
+    def time_left(self) -> list[str]:
+        return [f"{clock(self.left)} left"] if self.left is not None else []
+
+
+def described(facts: Mapping[str, Any]) -> list[str]:
+    """What is trained, in a few words."""
+    words = [str(facts[key]) for key in ("task", "model") if facts.get(key)]
+    words += [f"{short(facts['parameters'])} parameters"] if facts.get("parameters") else []
+    words += [f"{facts['samples']:,} samples"] if facts.get("samples") else []
+    words += [f"batch {facts['batch_size']}"] if facts.get("batch_size") else []
+    words += [str(facts["strategy"])] if facts.get("strategy") else []
+    words += [f"{facts['workers']} workers"] if (facts.get("workers") or 1) > 1 else []
+    words.append(" ".join(str(facts[key]) for key in ("device", "precision") if facts.get(key)))
+    return [word for word in words if word]
+
+
+def rates(values: Mapping[str, float]) -> list[str]:
+    words = [f"{name} {figure(values[name])}" for name in ("loss", "lr") if name in values]
+    for name, unit in (("steps_per_s", "step/s"), ("samples_per_s", "samples/s")):
+        if name in values:
+            words.append(f"{short(values[name])} {unit}")
+    return words
+
+
+def figures(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} {figure(value)}" for name, value in values.items()]
+
+
+def ending(status: str, summary: Mapping[str, Any]) -> str:
+    """How it ended, on one line."""
+    words = [status + (f" in {duration(summary['seconds'])}" if "seconds" in summary else "")]
+    words += [f"{summary[key]:,} {key}" for key in ("steps", "samples") if key in summary]
+    return " · ".join(words)

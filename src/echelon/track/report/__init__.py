@@ -1,0 +1,38 @@
+"""A run's report: one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echelon.core.errors import EchelonError, RunError
+from echelon.track.report.gather import gather
+from echelon.track.report.page import page
+from echelon.track.store import Store
+from echelon.track.text import warn
+
+REPORT = "report.html"
+
+
+def write_report(store: Store, run_id: str) -> Path:
+    """Write the report of a run into its folder, in place of an earlier one."""
+    contents = gather(store, run_id)
+    path = contents.run.folder / REPORT
+    aside = path.with_name(f".{REPORT}")
+    try:
+        aside.write_text(page(contents), encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: the report cannot be written: {error}") from None
+    return path
+
+
+def try_report(store: Store, run_id: str) -> Path | None:
+    """Write the report at the end of a run: what stands in its way is told, not raised."""
+    try:
+        return write_report(store, run_id)
+    except EchelonError as error:
+        warn(f"run {run_id} has no report: {error}")
+        return None
+
+
+__all__ = ["REPORT", "try_report", "write_report"]
