@@ -92,7 +92,7 @@ def test_what_is_exported_is_what_is_visible() -> None:
     for name in echelon.__all__:
         assert getattr(echelon, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        _ = echelon.trian  # type: ignore[attr-defined]
+        _ = echelon.trian
 
 
 def test_importing_echelon_does_not_import_torch() -> None:

@@ -37,12 +37,13 @@ def task(model: nn.Module | Callable[[], nn.Module] = mlp) -> Task:
 
 def batches(size: int = 16, count: int = 20) -> list[Batch]:
     """`count` batches of `size` over and over the data; the last of a pass is smaller."""
-    columns, found, start = data(), [], 0
+    columns, start = data(), 0
+    found: list[Batch] = []
     while len(found) < count:
         stop = min(start + size, SAMPLES)
         found.append({name: column[start:stop] for name, column in columns.items()})
         start = stop % SAMPLES
-    return found  # type: ignore[return-value]
+    return found
 
 
 def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:

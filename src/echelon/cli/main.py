@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
-import click
 import typer
 
 from echelon.cli import config, doctor, evaluate, predict, runs, train
 from echelon.core.errors import EchelonError, UserError
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="echelon",
@@ -29,31 +25,15 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Run a command and turn every outcome into an exit code."""
-    sys.exit(run(sys.argv[1:]))
-
-
-def run(arguments: list[str]) -> int:
+    """Run a command; a fault that was meant becomes one line and an exit code."""
     try:
-        code = app(arguments, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return 2
+        app()
     except UserError as error:
-        return _say(error, 2)
+        sys.exit(_said(error, 2))
     except EchelonError as error:
-        return _say(error, 1)
-    except (KeyboardInterrupt, click.Abort):
-        print("stopped", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    return code if isinstance(code, int) else 0
+        sys.exit(_said(error, 1))
 
 
-def _say(error: EchelonError, code: int) -> int:
+def _said(error: EchelonError, code: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return code

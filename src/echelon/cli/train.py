@@ -14,6 +14,9 @@ from echelon.core.config import Job, load_job
 if TYPE_CHECKING:
     from echelon.loop import Result
 
+INTERRUPTED = 130
+"""A run that was stopped can be resumed, but it is not done."""
+
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
@@ -33,7 +36,7 @@ def train(
         bool, typer.Option("--json", help="End with one JSON object on stdout.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-) -> int:
+) -> None:
     """Train a job, or go on with one that was stopped or killed."""
     file, overrides = split_arguments(arguments or [])
     from echelon.cli import training  # torch is imported only when there is work for it
@@ -43,7 +46,8 @@ def train(
     else:
         result = training.started(_load(file, overrides), quiet=quiet)
     print(json.dumps(result.summary()) if as_json else _told(result))
-    return training.exit_code(result)
+    if result.status != "done":
+        raise typer.Exit(INTERRUPTED)
 
 
 def _load(file: Path | None, overrides: list[str]) -> Job:

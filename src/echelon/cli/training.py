@@ -31,11 +31,6 @@ def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -
     return run_job(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
 
 
-def exit_code(result: Result) -> int:
-    """A run that was stopped can be resumed, but it is not done."""
-    return 0 if result.status == "done" else 130
-
-
 def _folder(overrides: list[str]) -> str:
     given = [text.partition("=")[2] for text in overrides if text.startswith("track.folder=")]
     return given[-1] if given else "runs"

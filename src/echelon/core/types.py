@@ -43,7 +43,8 @@ class Lease(NamedTuple):
         return self.stop - self.start
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """Which part of a batch is mine."""
 
     index: int = 0

@@ -43,7 +43,7 @@ class Loader:
     ) -> None:
         assert 0 <= shard.index < shard.count, f"{shard} is not a part of a batch"
         assert micro > 0, f"{micro} micro-batches"
-        self._source = source
+        self.source = source
         self._seed = seed
         self._shuffle = shuffle
         self._augment = augment
@@ -105,8 +105,8 @@ class Loader:
 
     def _gathered(self, epoch: int, positions: Rows) -> Batch:
         rows = self._order_of(epoch).at(positions) if self._shuffle else positions
-        chunk = self._source.gather(torch.from_numpy(rows))
-        if not self._chunk and chunkable(self._source):
+        chunk = self.source.gather(torch.from_numpy(rows))
+        if not self._chunk and chunkable(self.source):
             mine = CHUNK_BYTES * len(positions) // max(1, batches.nbytes(chunk))
             self._chunk = mine * self._shard.count
         if self._device is None or self._device.type == "cpu":
@@ -121,7 +121,7 @@ class Loader:
     def _order_of(self, epoch: int) -> Order:
         kept = self._order
         if kept is None or kept[0] != epoch:
-            kept = self._order = (epoch, Order(self._seed, epoch, len(self._source)))
+            kept = self._order = (epoch, Order(self._seed, epoch, len(self.source)))
         return kept[1]
 
 
@@ -132,7 +132,7 @@ def ranges(samples: int, size: int) -> Iterator[Lease]:
 
 def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
     """This member's part of each lease; the parts of one lease differ by at most one sample."""
-    index, count = shard
+    index, count = shard.index, shard.count
     if count == 1:
         return [(start, stop) for _, start, stop in leases]
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from echelon.loop.result import Result
 from echelon.loop.run import Run
 from echelon.loop.train import train
 from echelon.task import prepare
-from echelon.track import Observers, Recorder, Store, exporter, write_report
+from echelon.track import Observers, Recorder, Store, exporter, try_report
+from echelon.track.exporters import check_exporters
 
 EVALUATION = "evaluation.json"
 
@@ -35,6 +36,7 @@ def run_job(
     """Train `task` as `job` says, recorded in the store, from the start or where `resume` ended."""
     task = prepare(task)
     check_task(job, task)
+    check_exporters(job.track.exporters)
     store = Store(job.track.folder)
     with _threads(job.threads):
         run_id = resume or store.create(
@@ -43,74 +45,66 @@ def run_job(
             {"task": task.name, "strategy": job.strategy},
         )
         folder = store.folder / run_id
-        everyone = Observers([*observers, Recorder(store, run_id), *_exporters(job, folder)])
-        run: Run | None = None
-        try:
+        exporters = [exporter(name, folder) for name in job.track.exporters]
+        with Observers([*observers, Recorder(store, run_id), *exporters]) as everyone:
             run = assemble(job, task, folder, everyone)
-            if resume is None:
-                _keep(folder, job, task)
-            else:
-                run.load(run.shelf.load("last"))
-                store.resume(run_id, run.version)
-            everyone.started(run_id, facts(job, task, run, folder))
-            reason = _trained(run)
-            return _finished(run, task, store, run_id, reason)
-        except BaseException as error:
-            _failed(everyone, folder, run, run_id, error)
-            raise
-        finally:
-            if run is not None:
-                run.strategy.close()
+            with closing(run.strategy):
+                if resume is None:
+                    _keep(folder, job, task)
+                else:
+                    _go_on(run, store, run_id)
+                everyone.started(run_id, facts(job, task, run, folder))
+                result = _trained(run, task, run_id, folder)
+        if result.report is not None:
+            try_report(store, run_id)
+        return result
 
 
-def _trained(run: Run) -> str:
-    with on_interrupt(run.interrupt):
-        run.begin()
-        reason = train(run)
-        run.finish()
-    return run.interrupted or reason
+def _go_on(run: Run, store: Store, run_id: str) -> None:
+    run.load(run.shelf.load("last"))
+    store.resume(run_id, run.version)
 
 
-def _finished(run: Run, task: Task, store: Store, run_id: str, reason: str) -> Result:
-    folder = store.folder / run_id
-    _write_json(folder / EVALUATION, gallery(run, task))
-    status = "stopped" if run.interrupted else "done"
-    report = folder / "report.html" if run.job.track.report else None
-    result = Result(
+def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
+    try:
+        with on_interrupt(run.interrupt):
+            run.begin()
+            reason = train(run)
+            run.finish()
+        _write_json(folder / EVALUATION, gallery(run, task))
+        result = _result(run, run_id, folder, run.interrupted or reason)
+    except BaseException as error:
+        _failed(run, run_id, folder, error)
+        raise
+    run.observer.finished(result.status, result.summary())
+    return result
+
+
+def _result(run: Run, run_id: str, folder: Path, reason: str) -> Result:
+    best = run.early.best
+    return Result(
         run=run_id,
-        status=status,
+        status="stopped" if run.interrupted else "done",
         reason=reason,
         steps=run.version,
         samples=run.meter.samples,
         seconds=run.seconds,
         metrics=run.evaluation.values if run.evaluation else {},
-        best=_best(run),
+        best=None if best is None else {"metric": run.job.stop.metric, "value": best},
         folder=folder,
-        report=report,
+        report=folder / "report.html" if run.job.track.report else None,
         model=run.strategy.model,
     )
-    run.observer.finished(status, result.summary())
-    if report is not None:
-        write_report(store, run_id)
-    return result
 
 
-def _best(run: Run) -> dict[str, Any] | None:
-    if run.early.best is None:
-        return None
-    return {"metric": run.job.stop.metric, "value": run.early.best, "step": run.shelf.best()}
-
-
-def _failed(
-    observer: Observer, folder: Path, run: Run | None, run_id: str, error: BaseException
-) -> None:
-    """Leave word of what happened; a user's mistake before the start leaves no run behind."""
-    step = run.version if run is not None else 0
+def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
+    """Leave word of what happened beside the run."""
     if not isinstance(error, EchelonError | KeyboardInterrupt):
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
     message = str(error) or type(error).__name__
-    observer.noticed(step, message)
-    observer.finished("failed", {"run": run_id, "steps": step, "error": message})
+    run.notice(message)
+    summary = {"run": run_id, "steps": run.version, "seconds": run.seconds, "error": message}
+    run.observer.finished("failed", summary)
 
 
 def _keep(folder: Path, job: Job, task: Task) -> None:
@@ -118,10 +112,6 @@ def _keep(folder: Path, job: Job, task: Task) -> None:
     text = yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")
     _write_json(folder / FITTED, dict(task.fitted))
-
-
-def _exporters(job: Job, folder: Path) -> list[Observer]:
-    return [exporter(name, folder) for name in job.track.exporters]
 
 
 def _write_json(path: Path, values: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from echelon.core.errors import NonFiniteError, TaskError
-from echelon.core.protocols import Comm, Inspector, Schedule
+from echelon.core.protocols import Comm, Inspector, Metric, Schedule
 from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Shard, Stats, Update
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients
@@ -39,8 +39,8 @@ class Single:
 
     def setup(self, task: Task, comm: Comm) -> None:
         self._comm = comm
-        self._task = task
         self._forward, self._loss = task.forward, task.loss
+        self._metrics = {n: m for n, m in task.metrics.items() if isinstance(m, Metric)}
         self.model = build_model(task, self._numerics)
         self._names, self._parameters = trainable(self.model)
         if task.optimizer is None:
@@ -120,7 +120,7 @@ class Single:
                 loss_sum, weight = self._loss(output, batch)
             loss_total += loss_sum.to("cpu", torch.float64)
             weight_total += float(weight)
-            for name, metric in self._task.metrics.items():
+            for name, metric in self._metrics.items():
                 part = metric.measure(output, batch)
                 totals[name] = totals[name] + part if name in totals else part
         return Stats(loss_total, weight_total, totals)

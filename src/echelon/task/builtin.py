@@ -146,8 +146,8 @@ def _normalised(job: Job, facts: InputFacts, fitted: Mapping[str, Any]) -> Calla
     mean, std = fitted.get("mean"), fitted.get("std")
 
     def build() -> nn.Module:
-        known = job.data.normalise and mean is not None and std is not None
-        first = Normalise(mean, std) if known else Normalise(0.0, 1.0)
+        fits = job.data.normalise and mean is not None and std is not None
+        first = Normalise(mean or 0.0, std or 1.0) if fits else Normalise(0.0, 1.0)
         return _Normalised(first, _model(job, facts))
 
     return build

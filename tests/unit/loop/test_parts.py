@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from echelon.core.config import HealthSection, job_from
+from echelon.core.types import Stats
+from echelon.loop.health import LayerHealth
+from echelon.loop.interrupt import on_interrupt
+from echelon.loop.limits import Limits
+from echelon.loop.meter import Meter
+
+
+def stats(loss_sum: float, weight: float) -> Stats:
+    return Stats(torch.tensor(loss_sum), weight, {})
+
+
+def test_the_meter_divides_sums_by_weights_once() -> None:
+    meter = Meter(samples=100)
+    meter.add(stats(8.0, 4), 4)
+    meter.add(stats(3.0, 1), 1)
+    assert meter.peek()["loss"] == pytest.approx(11 / 5)
+    assert meter.read()["loss"] == pytest.approx(11 / 5)
+    assert meter.samples == 105
+    meter.add(stats(6.0, 2), 2)
+    assert meter.read()["loss"] == pytest.approx(3.0), "a reading begins a new window"
+    assert meter.read()["loss"] == pytest.approx(3.0), "an empty window shows the last one"
+
+
+def test_the_meter_adds_up_long_windows_without_loss() -> None:
+    meter = Meter()
+    for _ in range(1000):
+        meter.add(stats(0.5, 1), 1)
+    assert meter.read()["loss"] == 0.5
+
+
+def test_the_meter_tells_speed() -> None:
+    meter = Meter()
+    time.sleep(0.05)
+    meter.add(stats(1, 1), 10)
+    values = meter.read()
+    assert 0 < values["steps_per_s"] <= 20
+    assert values["samples_per_s"] == pytest.approx(10 * values["steps_per_s"])
+
+
+def test_limits() -> None:
+    limits = Limits.of(job_from({"epochs": 3, "steps": 50, "minutes": 1.0}))
+    assert limits.total_steps(101, 10) == 33
+    assert Limits.of(job_from({"minutes": 1.0})).total_steps(101, 10) is None
+    assert Limits.of(job_from({"epochs": 9, "steps": 50})).total_steps(101, 10) == 50
+    assert limits.reached(49, 1.0) is None
+    assert limits.reached(50, 1.0) == "50 steps done"
+    assert limits.reached(1, 60.0) == "1 minutes are over"
+
+
+def test_a_vanishing_and_an_exploding_layer_are_named_once() -> None:
+    said: list[str] = []
+    health = LayerHealth(
+        HealthSection(every=10, vanishing=1e-6, exploding=100.0),
+        lambda _step, message: said.append(message),
+    )
+    assert health.due(20)
+    assert not health.due(21)
+    weights = {name: torch.ones(4) for name in ("a", "b", "c")}
+    grads = {"a": torch.ones(4), "b": torch.full((4,), 1e-9), "c": torch.full((4,), 1e4)}
+    health.inspect(10, weights, grads)
+    assert [line.split(":")[1] for line in said] == [
+        " layer 'b' is vanishing",
+        " layer 'c' is exploding",
+    ]
+    health.inspect(20, weights, grads)
+    assert len(said) == 2, "told once"
+    health.inspect(30, weights, dict.fromkeys(grads, torch.ones(4)))
+    health.inspect(40, weights, grads)
+    assert len(said) == 4, "told again after it had recovered"
+
+
+def test_the_first_signal_asks_and_the_second_ends() -> None:
+    asked: list[str] = []
+
+    def twice() -> None:
+        with on_interrupt(asked.append):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert asked == ["SIGINT"]
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with on_interrupt(lambda _name: None):
+            done.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [before]
