@@ -26,12 +26,12 @@ class Process(NamedTuple):
         """True only if we can know: a process of another machine is never said to be gone."""
         if not self.is_here:
             return False
-        return not _exists(self.pid) or _born(self.pid) != self.born
+        return not _exists(self.pid) or born(self.pid) != self.born
 
 
 def this_process() -> Process:
     pid = os.getpid()
-    return Process(socket.gethostname(), pid, _born(pid))
+    return Process(socket.gethostname(), pid, born(pid))
 
 
 def _exists(pid: int) -> bool:
@@ -44,7 +44,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _born(pid: int) -> str:
+def born(pid: int) -> str:
     """Boot and start time of a process; empty if it is dead, or if the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
