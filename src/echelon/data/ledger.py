@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from echelon.core.errors import CheckpointError, RunError
+from echelon.core.errors import RunError
 from echelon.core.types import Lease
-from echelon.data.intervals import Intervals
+from echelon.data.ledger_epoch import EpochPage, Proof
 
 
 class LedgerError(AssertionError):
     """Someone broke the rules of leasing. A bug, never the user's mistake."""
 
 
-class Proof(NamedTuple):
-    """Of `samples` in an epoch, how many were consumed once, more than once, and never."""
-
-    samples: int
-    once: int
-    twice: int
-    never: int
-
-
-class _Epoch:
-    """Every position is free, out on lease or done; `twice` is the part of done that was redone."""
-
-    __slots__ = ("done", "first", "free", "last", "out", "twice")
-
-    def __init__(self, samples: int) -> None:
-        self.free = Intervals([(0, samples)] if samples else [])
-        self.out = Intervals()
-        self.done = Intervals()
-        self.twice = Intervals()
-        self.first: int | None = None
-        self.last: int | None = None
-
-    def saw(self, version: int) -> None:
-        if self.last is None or version > self.last:
-            self.last = version
-        if self.first is None or version < self.first:
-            self.first = version
-
-
 class Ledger:
     """Hands out leases and records what became of them.
 
     It knows positions, not batches or workers: its state is a few intervals whatever the number of
-    steps, and can go on with another batch size or another number of workers.
+    steps, and another batch size or another number of workers can go on from it.
     It is not locked: leases are drawn and committed in one thread.
     """
 
     def __init__(self, samples: int) -> None:
+        assert samples > 0, f"a ledger of {samples} samples"
         self.samples = samples
-        self._epochs: dict[int, _Epoch] = {}
+        self._pages: dict[int, EpochPage] = {}
+        # An epoch that was consumed whole and exactly once is kept as its first and last version.
+        self._whole: dict[int, tuple[int, int]] = {}
 
     def leases(self, epoch: int, size: int) -> Iterator[Lease]:
         """Lease what is free in ascending order, at most `size` at a time.
@@ -62,112 +36,97 @@ class Ledger:
         `remaining` is not 0, leases are out, and those that come back want another call.
         """
         assert size > 0, f"a lease of {size} samples"
-        entry = self._entry(epoch)
-        free, out = entry.free, entry.out
+        page = self._page(epoch)
+        free, out = page.free, page.out
         while free:
             start, stop = free.pop(size)
             out.add(start, stop)
             yield Lease(epoch, start, stop)
 
     def commit(self, lease: Lease, version: int) -> None:
-        """Record that the update to `version` consumed this lease, or a part of one."""
+        """Record that the update to `version` consumed this lease, or a part of one.
+
+        A second commit is refused; but as the update was made, it is recorded for the proof.
+        """
         epoch, start, stop = lease
-        entry = self._epochs.get(epoch)
-        if entry is None or not entry.out.take(start, stop):
+        page = self._pages.get(epoch)
+        if page is None or not page.out.take(start, stop):
             raise self._refusal(lease, version)
-        entry.done.add(start, stop)
-        entry.saw(version)
+        page.commit(start, stop, version)
 
     def give_back(self, lease: Lease) -> None:
-        """Return a lease, or the part of one that is not committed."""
+        """Return a lease, or a part of one that is not committed."""
         epoch, start, stop = lease
-        entry = self._entry(epoch)
-        if not entry.out.take(start, stop):
+        page = self._page(epoch)
+        if not page.out.take(start, stop):
             raise LedgerError(f"{lease} is given back but was not out on lease")
-        entry.free.add(start, stop)
+        page.free.add(start, stop)
 
     def give_back_all(self) -> None:
         """Return everything out on lease: those who held it are gone."""
-        for entry in self._epochs.values():
-            for start, stop in entry.out:
-                entry.free.add(start, stop)
-            entry.out.clear()
+        for page in self._pages.values():
+            page.give_back_all()
 
     def remaining(self, epoch: int) -> int:
         """How many samples of the epoch are not committed yet."""
         return self.proof(epoch).never
 
     def proof(self, epoch: int) -> Proof:
-        entry = self._epochs.get(epoch)
-        if entry is None:
-            return Proof(self.samples, 0, 0, self.samples)
-        done, twice = entry.done.total, entry.twice.total
-        return Proof(self.samples, done - twice, twice, self.samples - done)
+        if epoch in self._whole:
+            return Proof(self.samples, self.samples, 0, 0)
+        page = self._pages.get(epoch)
+        return page.proof() if page else Proof(self.samples, 0, 0, self.samples)
 
     def versions(self, epoch: int) -> tuple[int, int] | None:
         """The first and the last version that consumed something of the epoch."""
-        entry = self._epochs.get(epoch)
-        if entry is None or entry.first is None or entry.last is None:
-            return None
-        return entry.first, entry.last
+        page = self._pages.get(epoch)
+        if page is None:
+            return self._whole.get(epoch)
+        return None if page.first is None or page.last is None else (page.first, page.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was consumed, as plain JSON data. Leases do not outlive their holders."""
+        """What was consumed, as plain JSON data."""
+        self._file_away()
+        pages = sorted(self._pages.items())
         return {
             "samples": self.samples,
-            "epochs": [
-                {
-                    "epoch": number,
-                    "versions": [entry.first, entry.last],
-                    "done": [list(pair) for pair in entry.done],
-                    "twice": [list(pair) for pair in entry.twice],
-                }
-                for number, entry in sorted(self._epochs.items())
-                if entry.done
-            ],
+            "whole": [[epoch, *versions] for epoch, versions in sorted(self._whole.items())],
+            "parts": [{"epoch": n, **page.state_dict()} for n, page in pages if page.done],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what `state` says; whatever it does not say is free again."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what `state` says."""
         if state["samples"] != self.samples:
             raise RunError(
                 f"the run began with {state['samples']} training samples and the data now has "
                 f"{self.samples}: resume with the data it began with"
             )
-        self._epochs = {saved["epoch"]: self._restored(saved) for saved in state["epochs"]}
+        self._whole = {epoch: (first, last) for epoch, first, last in state["whole"]}
+        self._pages = {
+            saved["epoch"]: EpochPage.restored(self.samples, saved) for saved in state["parts"]
+        }
 
-    def _restored(self, saved: dict[str, Any]) -> _Epoch:
-        entry = _Epoch(self.samples)
-        entry.first, entry.last = saved["versions"]
-        for start, stop in saved["done"]:
-            if not entry.free.take(start, stop):
-                raise CheckpointError(
-                    f"ledger of epoch {saved['epoch']}: [{start}, {stop}) overlaps another range "
-                    f"or is not within [0, {self.samples})"
-                )
-            entry.done.add(start, stop)
-        for start, stop in saved["twice"]:
-            entry.twice.add(start, stop)
-        return entry
+    def _page(self, epoch: int) -> EpochPage:
+        page = self._pages.get(epoch)
+        if page is None:
+            self._file_away()
+            page = EpochPage(self.samples)
+            if versions := self._whole.pop(epoch, None):
+                whole = {"versions": versions, "done": [[0, self.samples]], "twice": []}
+                page = EpochPage.restored(self.samples, whole)
+            self._pages[epoch] = page
+        return page
 
-    def _entry(self, epoch: int) -> _Epoch:
-        entry = self._epochs.get(epoch)
-        if entry is None:
-            entry = self._epochs[epoch] = _Epoch(self.samples)
-        return entry
+    def _file_away(self) -> None:
+        for epoch, page in list(self._pages.items()):
+            if page.proof().once == self.samples and (versions := self.versions(epoch)):
+                self._whole[epoch] = versions
+                del self._pages[epoch]
 
     def _refusal(self, lease: Lease, version: int) -> LedgerError:
-        """What to say. That samples were consumed again has happened, so it is recorded too."""
         epoch, start, stop = lease
-        entry = self._entry(epoch)
-        again = entry.done.common(start, stop)
-        if not again:
+        page = self._page(epoch)
+        if not page.done.overlap(start, stop):
             return LedgerError(f"{lease} is committed but was not out on lease")
-        for first, last in again:
-            entry.twice.add(first, last)
-        entry.done.add(start, stop)
-        entry.out.remove(start, stop)
-        entry.free.remove(start, stop)
-        entry.saw(version)
-        count = sum(last - first for first, last in again)
+        count = page.commit_again(start, stop, version)
         return LedgerError(f"{count} samples of {lease} are committed a second time")
