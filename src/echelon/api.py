@@ -9,7 +9,7 @@ from typing import Any
 from echelon.core.config import Job, job_from
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
-from echelon.loop import PYTHON_TASK, Result, load_run, run_job
+from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, run_job
 from echelon.strategy import check as check_strategy
 from echelon.task import anchored, load_task
 from echelon.task import check as check_task
@@ -33,10 +33,11 @@ def train(
     `resume` continues an earlier run of the same task; what `settings` do not say is then as
     it was.
     """
+    known: KnownRun | None = None
     if resume is not None:
         folder = settings.get("track", {}).get("folder", "runs")
         known = load_run(folder, resume)
-        resume, settings = known.id, known.job.model_dump(mode="json") | settings
+        settings = known.job.model_dump(mode="json") | settings
     values = settings | {"strategy": strategy, "workers": workers}
     if isinstance(task, Task):
         job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy])
@@ -44,8 +45,10 @@ def train(
         job = job_from(values | {"task": task}, checks=[check_strategy, check_task])
         job = anchored(job, Path())
         task = load_task(job)
+    if known is not None:
+        check_resume(known, job)
     watchers = [*observers, progress(quiet=quiet)]
-    return run_job(job, task, resume=resume, observers=watchers)
+    return run_job(job, task, resume=known.id if known else None, observers=watchers)
 
 
 __all__ = ["Job", "train"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
-from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
+from echelon.core.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from echelon.core.task import Task
 from echelon.strategy import names
 
@@ -228,6 +229,26 @@ def test_recomputing_activations_gives_the_same_weights(name: str) -> None:
     trained = strategy(name, recompute=True)
     steps(trained, [[batch] for batch in batches()])
     assert difference(weights(trained), by_hand()) <= 1e-5
+
+
+def test_compiling_gives_the_same_weights_and_names(name: str) -> None:
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        with pytest.raises(ConfigError, match="needs a C"):
+            strategy(name, compile=True)
+        return
+    trained = strategy(name, compile=True)
+    steps(trained, [[batch] for batch in batches(size=103, count=3)])
+    plain = strategy(name)
+    steps(plain, [[batch] for batch in batches(size=103, count=3)])
+    assert difference(weights(trained), weights(plain)) <= 1e-5
+
+
+def test_compiling_without_a_compiler_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="needs a C"):
+        strategy(name, compile=True)
 
 
 def test_a_users_own_optimizer_is_used(name: str) -> None:

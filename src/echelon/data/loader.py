@@ -104,6 +104,8 @@ class Loader:
         return [_micro(part, size, self._micro) for part, size in zip(parts, sizes, strict=True)]
 
     def _gathered(self, epoch: int, positions: Rows) -> Batch:
+        last = int(positions.max()) + 1
+        assert last <= len(self.source), f"positions up to {last} of {len(self.source)} samples"
         rows = self._order_of(epoch).at(positions) if self._shuffle else positions
         chunk = self.source.gather(torch.from_numpy(rows))
         if not self._chunk and chunkable(self.source):

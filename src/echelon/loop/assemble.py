@@ -15,7 +15,8 @@ from echelon.core.errors import ConfigError, TaskError, unknown
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
 from echelon.core.types import Numerics
-from echelon.data import Ledger, Loader
+from echelon.data.ledger import Ledger
+from echelon.data.loader import Loader
 from echelon.loop.health import LayerHealth
 from echelon.loop.limits import Limits
 from echelon.loop.run import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import NamedTuple
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from echelon.core.errors import TrainingError
 from echelon.core.protocols import Metric, Strategy
-from echelon.core.types import Lease
-from echelon.data import Loader
+from echelon.data.loader import Loader, ranges
 
 
 class Evaluation(NamedTuple):
@@ -28,7 +27,7 @@ def evaluate(
     """Loss and metrics over everything the loader has."""
     loss_sum, weight = 0.0, 0.0
     totals: dict[str, Tensor] = {}
-    with closing(loader.stream(ranges(loader, batch_size))) as stream:
+    with closing(loader.stream(ranges(len(loader.source), batch_size))) as stream:
         for _lease, micro in stream:
             stats = strategy.compute(micro, backward=False)
             loss_sum += float(stats.loss_sum)
@@ -41,9 +40,3 @@ def evaluate(
     values |= {name: metrics[name].value(total) for name, total in totals.items()}
     return Evaluation(values, totals, len(loader.source))
 
-
-def ranges(loader: Loader, batch_size: int) -> Iterator[Lease]:
-    """All of the loader's samples, in their own order."""
-    samples = len(loader.source)
-    for start in range(0, samples, batch_size):
-        yield Lease(0, start, min(start + batch_size, samples))

@@ -14,8 +14,9 @@ from echelon.comm import Alone
 from echelon.core.errors import DataError
 from echelon.core.protocols import Strategy
 from echelon.core.task import Task
+from echelon.data.loader import ranges
 from echelon.loop.assemble import CHECKPOINTS, find_device, held_out, numerics
-from echelon.loop.evaluate import Evaluation, evaluate, ranges
+from echelon.loop.evaluate import Evaluation, evaluate
 from echelon.loop.open_run import KnownRun
 from echelon.optim import build_schedule
 from echelon.strategy import build
@@ -48,7 +49,7 @@ def predict_run(known: KnownRun, task: Task, which: str) -> Iterator[Any]:
     if loader is None:
         raise DataError("there is nothing to predict: the data has no samples")
     model = trained_model(known, task, which)
-    with torch.inference_mode(), closing(loader.stream(ranges(loader, _BATCH))) as stream:
+    with torch.inference_mode(), closing(loader.stream(ranges(len(loader.source), _BATCH))) as stream:
         for _lease, micro in stream:
             for batch in micro:
                 yield from _plain(task, task.forward(model, batch))

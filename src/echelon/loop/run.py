@@ -11,7 +11,8 @@ from echelon.core.config import Job
 from echelon.core.errors import NonFiniteError
 from echelon.core.protocols import Metric, Observer, Schedule, Strategy
 from echelon.core.types import Lease
-from echelon.data import Ledger, Loader
+from echelon.data.ledger import Ledger
+from echelon.data.loader import Loader
 from echelon.loop.evaluate import Evaluation, evaluate
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter

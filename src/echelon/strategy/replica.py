@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from echelon.core.errors import CheckpointError, TaskError
+from echelon.core.errors import CheckpointError, ConfigError, TaskError
 from echelon.core.task import Task
 from echelon.core.types import Numerics
 from echelon.strategy.half import make_usable
 
+_COMPILERS = ("g++", "clang++", "c++")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,8 +35,18 @@ def build_model(task: Task, numerics: Numerics) -> nn.Module:
             # Patched rather than wrapped: parameter names stay what they are.
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     if numerics.compile:
+        _check_compiler(numerics.device)
         model.compile()
     return model
+
+
+def _check_compiler(device: torch.device) -> None:
+    """torch.compile writes C++ for a CPU; without a compiler it would fail at the first step."""
+    if device.type == "cpu" and not any(map(shutil.which, _COMPILERS)):
+        raise ConfigError(
+            f"compile: true needs a C++ compiler on this machine (one of {', '.join(_COMPILERS)})",
+            ("compile",),
+        )
 
 
 def trainable(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:

@@ -59,7 +59,7 @@ def load_task(job: Job, fitted: dict[str, Any] | None = None) -> Task:
 
 def prepare(task: Task) -> Task:
     """Turn whatever the user gave into what the loop works on."""
-    from echelon.data import as_source
+    from echelon.data.sources import as_source
     from echelon.task.metrics import as_metrics
 
     if not callable(task.loss):

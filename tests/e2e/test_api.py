@@ -1,0 +1,184 @@
+"""Echelon from Python, with models and data that know nothing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import echelon
+from echelon.core.errors import ConfigError, RunError, TaskError
+from echelon.track import Store
+
+N = 200
+
+
+def pairs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(N, 8, generator=generator)
+    return x, (x[:, 0] + x[:, 1] > 0).long()
+
+
+class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """As anybody would write it."""
+
+    def __init__(self) -> None:
+        self.x, self.y = pairs()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+class Named(Dataset[dict[str, torch.Tensor]]):
+    """Rows as dicts, named as transformers name them."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x, y = pairs()
+        return {"inputs_embeds": x[index], "labels": y[index]}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+
+
+def task(**parts: Any) -> echelon.Task:
+    x, y = pairs()
+    given: dict[str, Any] = {"model": model, "loss": echelon.cross_entropy}
+    return echelon.Task(**{**given, "train": {"x": x, "y": y}, "valid": {"x": x, "y": y}, **parts})
+
+
+def train(task: echelon.Task | str, **settings: Any) -> echelon.Result:
+    settings = {"epochs": 12, "optimizer": {"lr": 0.02}, "track": {"report": False}} | settings
+    return echelon.train(task, quiet=True, **settings)
+
+
+def right(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, float]:
+    return (output.argmax(1) == batch["y"]).sum(), len(output)
+
+
+def test_a_mapping_of_tensors_is_trained_on() -> None:
+    result = train(task(metrics={"right": right}))
+    assert result.metrics["right"] > 0.9
+    assert result.steps == 12 * 7
+    assert result.samples == 12 * N
+    assert Store("runs").run(result.run).status == "done"
+
+
+def test_a_plain_dataset_gives_the_same_weights_as_its_tensors() -> None:
+    one, other = train(task()), train(task(train=Pairs()))
+    for left, right_ in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(left, right_)
+
+
+def test_a_model_with_its_own_call_and_wrapped_output_is_taken_as_it_is() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, inputs_embeds: torch.Tensor, **_others: Any) -> Any:
+            return type("Output", (), {"logits": self.inner(inputs_embeds)})()
+
+    result = train(
+        echelon.Task(
+            model=Wrapped,
+            forward=lambda net, batch: net(**batch),
+            loss=lambda output, batch: echelon.cross_entropy(output, batch, target="labels"),
+            train=Named(),
+            valid=Named(),
+        ),
+        epochs=10,
+    )
+    assert result.metrics["loss"] < 0.4
+
+
+def test_a_ready_model_and_a_users_optimizer_are_used() -> None:
+    ready = model()
+    before = ready[0].weight.clone()  # type: ignore[index]
+    result = train(
+        task(model=ready, optimizer=lambda p: torch.optim.Adadelta(p, lr=1.0)), optimizer={}
+    )
+    assert result.model is ready
+    assert not torch.equal(before, ready[0].weight)  # type: ignore[index]
+    with pytest.raises(ConfigError, match="brings its own optimizer"):
+        train(task(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))
+
+
+def test_resuming_goes_on_to_the_weights_of_an_unbroken_run() -> None:
+    whole = train(task(), epochs=6)
+    half = train(task(), epochs=3)
+    rest = train(task(), epochs=6, resume=half.run)
+    assert rest.run == half.run
+    for left, right_ in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(left, right_)
+    with pytest.raises(RunError, match="is unknown"):
+        train(task(), resume="nothing")
+    with pytest.raises(RunError, match="began with seed"):
+        train(task(), resume=half.run, seed=5)
+
+
+def test_accumulating_ends_on_the_same_weights() -> None:
+    def plain() -> nn.Module:
+        return nn.Linear(8, 2)
+
+    one, other = train(task(model=plain)), train(task(model=plain), accumulate=5)
+    for left, right_ in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right_, rtol=1e-4, atol=1e-5)
+
+
+def test_recomputing_runs_learn_too() -> None:
+    assert train(task(), recompute=True).metrics["loss"] < 0.3
+
+
+def test_an_observer_that_fails_never_stops_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise OSError("disk full")
+
+    result = echelon.train(
+        task(), epochs=1, quiet=True, observers=[Broken()], track={"report": False}
+    )
+    assert result.status == "done"
+    assert "disk full" in capsys.readouterr().err
+
+
+def test_a_task_that_cannot_work_is_refused_in_one_line() -> None:
+    with pytest.raises(TaskError, match="no training samples"):
+        train(task(train=None))
+    with pytest.raises(TaskError, match="it must be a function"):
+        train(task(loss="cross_entropy"))
+    with pytest.raises(TaskError, match="may not be called 'loss'"):
+        train(task(metrics={"loss": right}))
+    with pytest.raises(ConfigError, match="stop needs held-out samples"):
+        train(task(valid=None), stop={"patience": 1})
+    with pytest.raises(ConfigError, match="'plateau' needs held-out samples"):
+        train(task(valid=None), schedule={"name": "plateau"})
+    assert not Path("runs").exists(), "a mistake leaves no run behind"
+
+
+def test_an_error_in_the_task_keeps_its_traceback_and_is_recorded() -> None:
+    def broken(_output: torch.Tensor, _batch: Any) -> tuple[torch.Tensor, float]:
+        raise ZeroDivisionError("in the user's loss")
+
+    with pytest.raises(ZeroDivisionError, match="in the user's loss"):
+        train(task(loss=broken))
+    run = Store("runs").run("last")
+    assert run.status == "failed"
+    assert "in broken" in (run.folder / "error.txt").read_text(encoding="utf-8")
+
+
+def test_evaluation_can_be_left_out_and_plateau_hears_it() -> None:
+    assert train(task(valid=None), epochs=1).metrics == {}
+    assert train(task(), evaluate={"every": "never"}, epochs=1).metrics == {}
+    slow = {"name": "plateau", "patience": 1, "factor": 0.5}
+    assert train(task(), schedule=slow, evaluate={"every": 5}).status == "done"
