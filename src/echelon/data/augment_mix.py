@@ -46,7 +46,7 @@ def _beta(alpha: float, first: Tensor, second: Tensor) -> Tensor:
     """
     u, v = 1 - first.double(), second.double()
     cosine = torch.cos(2 * math.pi * v)
-    squared = torch.expm1(-u.log() / alpha) * cosine.square()
+    squared = (torch.expm1(-u.log() / alpha) * cosine.square()).abs()  # never −0
     return (0.5 + 0.5 * cosine.sign() / (1 + 1 / squared).sqrt()).float()
 
 

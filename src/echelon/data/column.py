@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,19 @@ def split(column: Column, sizes: list[int]) -> Sequence[Column]:
         # The quickest of torch's ways to cut: 0.4 µs a part, where `narrow` takes 1.6. It is unsafe
         # in that autograd does not learn of the shared memory; data has no gradients.
         return torch.unsafe_split_with_sizes(column, sizes)
-    parts, start = [], 0
-    for size in sizes:
-        offsets = column.offsets[start : start + size + 1]
-        low, high = int(offsets[0]), int(offsets[-1])
-        parts.append(
-            Sparse(column.indices[low:high], column.values[low:high], offsets - low, column.width)
+    bounds = [0, *accumulate(sizes)]
+    # All edges at once: on a GPU, each look at a single number would wait for all work before it.
+    edges = column.offsets[bounds].tolist()
+    rows, entries = pairwise(bounds), pairwise(edges)
+    return [
+        Sparse(
+            column.indices[low:high],
+            column.values[low:high],
+            column.offsets[first : last + 1] - low,
+            column.width,
         )
-        start += size
-    return parts
+        for (first, last), (low, high) in zip(rows, entries, strict=True)
+    ]
 
 
 def to_device(column: Column, device: torch.device, non_blocking: bool = False) -> Column:

@@ -82,7 +82,7 @@ def read_all(samples: Iterable[Any], limit: int = LARGEST) -> Batch:
             raise DataError(
                 f"{type(samples).__name__} is larger than {limit >> 20} MiB, or has no end: an "
                 f"iterable data set is read into memory. Write it to a folder of shards with "
-                f"echelon.data.shards.write_shards and train from that"
+                f"echelon.data.write_shards and train from that"
             )
     if not parts:
         raise DataError(f"{type(samples).__name__} holds no samples")

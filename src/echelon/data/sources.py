@@ -89,7 +89,8 @@ def _as_source(data: Any) -> BatchSource:
         return ShardSource(Path(data))
     if isinstance(data, Mapping):
         return ColumnSource(data)
-    if isinstance(data, BatchSource):
+    # A tensor has `gather` too, but means something else by it.
+    if isinstance(data, BatchSource) and not isinstance(data, Tensor):
         return data
     if isinstance(data, IterableDataset):
         return ColumnSource(read_all(data))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def assert_sound(intervals: Intervals, expected: set[int]) -> None:
     assert intervals.total == len(expected)
     assert bool(intervals) == bool(expected)
     assert all(start < stop for start, stop in pairs)
-    assert all(left[1] < right[0] for left, right in zip(pairs, pairs[1:], strict=False))
+    assert all(left[1] < right[0] for left, right in pairwise(pairs))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "take", "pop"]), spans), max_size=30))
