@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.core.errors import EchelonError, RunError
+from echelon.core.errors import RunError
 from echelon.track.report.gather import gather
 from echelon.track.report.page import page
 from echelon.track.store import Store
@@ -30,7 +30,7 @@ def try_report(store: Store, run_id: str) -> Path | None:
     """Write the report at the end of a run: what stands in its way is told, not raised."""
     try:
         return write_report(store, run_id)
-    except EchelonError as error:
+    except Exception as error:  # whatever it is: a run that went well must not fail by its report
         warn(f"run {run_id} has no report: {error}")
         return None
 

@@ -14,6 +14,7 @@ _BESIDE = {
     "grad_norm": "Gradient norm",
 }
 _NOT_DRAWN = frozenset({"epoch", "samples", "seconds", "steps_per_s"})
+_LARGEST = 1e100
 _NOISY = frozenset({"loss", "grad_norm", "samples_per_s"})
 
 
@@ -48,7 +49,7 @@ def charts(series: Mapping[str, Series]) -> list[Chart]:
 
 def _chart(name: str, series: Mapping[str, Series]) -> Chart:
     lines = tuple(
-        Line(part, series[f"{part}/{name}"], noisy=part == "train" and name in _NOISY)
+        Line(part, _bounded(series[f"{part}/{name}"]), noisy=part == "train" and name in _NOISY)
         for part in ("train", "valid")
         if f"{part}/{name}" in series
     )
@@ -61,6 +62,11 @@ def _chart(name: str, series: Mapping[str, Series]) -> Chart:
         top=None if minor or not _is_share(lines) else 1.0,
         minor=minor,
     )
+
+
+def _bounded(series: Series) -> Series:
+    """What is too large to draw is as good as not finite."""
+    return series._replace(values=[v if abs(v) < _LARGEST else math.nan for v in series.values])
 
 
 def _is_share(lines: tuple[Line, ...]) -> bool:

@@ -104,8 +104,7 @@ def _details(contents: Contents) -> Html:
     left = sections.section("Config", copy, sections.config(run.config), kind="config")
     right = el(
         "div",
-        sections.section("Run", sections.run_facts(run)),
-        sections.section("Machine", sections.machine_facts(run)),
+        *(sections.section(title, facts) for title, facts in sections.facts(run)),
     )
     return el("div", left, right, class_="details")
 

@@ -12,6 +12,10 @@ _LOG_FROM = 50.0
 """Positive values that differ by this factor are read better on a logarithmic axis."""
 
 
+_TINY = 1e-30
+"""Below this a difference is noise, and no number to divide by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """An axis from `low` to `high`."""
@@ -47,7 +51,7 @@ class Scale:
 
     def _log_values(self) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        wide = last - first > 3
+        wide = math.log10(self.high / self.low) > 3
         stride = max(1, (last - first) // 5)
         powers = range(first, last + 1, stride if wide else 1)
         values = [m * 10.0**p for p in powers for m in ((1,) if wide else (1, 2, 5))]
@@ -63,12 +67,13 @@ def value_scale(
 ) -> Scale:
     """An axis that holds these finite values with a little air; `top` is a natural limit."""
     low, high = min(values), max(values)
-    if may_be_log and low > 0 and high / low >= _LOG_FROM:
+    if may_be_log and low > _TINY and high / low >= _LOG_FROM:
         return Scale(low / 1.15, high * 1.15, log=True)
-    if from_zero and low >= 0 and high > 0:
+    if from_zero and low >= 0 and high > _TINY:
         return Scale(0.0, high * 1.08)
-    if low == high:
-        air = abs(low) * 0.1 or 0.5
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=_TINY):
+        air = max(abs(low), abs(high)) * 0.1
+        air = air if air > _TINY else 0.5
         return Scale(low - air, high + air)
     air = (high - low) * 0.06
     floor = 0.0 if 0 <= low < 0.3 * high else low - air

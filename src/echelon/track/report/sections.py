@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -47,13 +47,17 @@ def section(title: str, *inside: Html | None, note: str | None = None, kind: str
     return el("section", head, join(tuple(inside)), class_=kind or None)
 
 
-def run_facts(run: Run) -> Html:
-    return _facts(run.facts, _RUN_FACTS)
-
-
-def machine_facts(run: Run) -> Html:
-    found = run.facts.get("environment")
-    return _facts(found if isinstance(found, Mapping) else {}, _MACHINE_FACTS)
+def facts(run: Run) -> Iterator[tuple[str, Html]]:
+    """What was run and on what, as far as it is known."""
+    machine = run.facts.get("environment", {})
+    for title, values, names in (
+        ("Run", run.facts, _RUN_FACTS),
+        ("Machine", machine, _MACHINE_FACTS),
+    ):
+        known = [key for key in names if values.get(key) not in (None, "")]
+        rows = [el("div", el("dt", names[key]), el("dd", _fact(key, values[key]))) for key in known]
+        if rows:
+            yield title, el("dl", join(rows), class_="facts")
 
 
 def config(values: Mapping[str, Any]) -> Html:
@@ -95,15 +99,6 @@ def _sample(sample: Mapping[str, str], is_class: bool) -> Html:
         if sample[key]
     ]
     return el("dl", join(parts), class_=verdict)
-
-
-def _facts(values: Mapping[str, Any], names: Mapping[str, str]) -> Html:
-    rows = [
-        el("div", el("dt", title), el("dd", _fact(key, values[key])))
-        for key, title in names.items()
-        if values.get(key) not in (None, "")
-    ]
-    return el("dl", join(rows), class_="facts")
 
 
 def _fact(key: str, value: Any) -> str:

@@ -34,12 +34,15 @@ def tiles(run: Run) -> Html:
         named.pop(f"held-out {_words(run.best.metric)}", None)
         named[f"best {_words(run.best.metric)}"] = run.best.value
     order = sorted(named, key=lambda name: ("loss" in name, not name.startswith("best")))
-    found = [(name, figure(named[name])) for name in order[:3]]
+    parts = [
+        _tile(name, figure(named[name]), "result" if name == order[0] else None)
+        for name in order[:3]
+    ]
     samples = run.summary.get("samples")
     if samples and run.seconds:
-        found.append(("samples/s", short(samples / run.seconds)))
-    found += [("steps", f"{run.steps:,}"), ("time", duration(run.seconds))]
-    return el("div", join([_tile(name, value) for name, value in found]), class_="tiles")
+        parts.append(_tile("samples/s", short(samples / run.seconds)))
+    parts += [_tile("steps", f"{run.steps:,}"), _tile("time", duration(run.seconds))]
+    return el("div", join(parts), class_="tiles")
 
 
 def _result(best: Best, headline: Best) -> str:
@@ -59,8 +62,8 @@ def _amount(run: Run) -> str:
     return f"{run.steps:,} step" + ("s" if run.steps != 1 else "")
 
 
-def _tile(name: str, value: str) -> Html:
-    return el("div", el("b", value), el("span", name))
+def _tile(name: str, value: str, kind: str | None = None) -> Html:
+    return el("div", el("b", value), el("span", name), class_=kind)
 
 
 def _words(metric: str) -> str:
