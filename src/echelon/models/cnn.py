@@ -1,0 +1,96 @@
+"""A convolutional network in the manner of LeNet (LeCun et al. 1998).
+
+Convolution and pooling by turns, each pair with more channels and half the size, then dense layers.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from echelon.core.config.base import Section
+from echelon.core.errors import ConfigError
+from echelon.models.facts import InputFacts
+from echelon.models.layers import (
+    ActivationName,
+    Images,
+    InitName,
+    NormName,
+    Rate,
+    Sizes,
+    activation,
+    chain,
+    dense_block,
+    initialise_,
+    norm,
+)
+
+
+class CNNOptions(Section):
+    """Convolutions, then dense layers."""
+
+    channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 64)
+    """Channels of each convolution; each is followed by pooling, which halves the image."""
+    kernel: PositiveInt = 5
+    """Side of the window that a convolution sees."""
+    padding: Literal["same", "valid"] = "same"
+    """Whether windows may reach over the edge."""
+    hidden: Sizes = (128,)
+    """Width of each dense layer."""
+    activation: ActivationName = "relu"
+    norm: NormName = "none"
+    dropout: Rate = 0.0
+    """Part of each dense layer's values that training leaves out."""
+    init: InitName = "he"
+
+
+class CNN(nn.Sequential):
+    """Images → convolutions → dense layers → a score per output."""
+
+    def __init__(self, image: tuple[int, int, int], outputs: int, options: CNNOptions) -> None:
+        o = options
+        colours, height, width = image
+        depths = [colours, *o.channels]
+        widths = [depths[-1] * _left(height, o) * _left(width, o), *o.hidden]
+        super().__init__(
+            Images(),
+            *(_convolution(before, after, o) for before, after in pairwise(depths)),
+            nn.Flatten(),
+            *(dense_block(a, b, o.activation, o.norm, o.dropout) for a, b in pairwise(widths)),
+            nn.Linear(widths[-1], outputs),
+        )
+        initialise_(self, o.init, o.activation)
+
+
+def _convolution(before: int, after: int, o: CNNOptions) -> nn.Sequential:
+    bias = o.norm != "batch"
+    return chain(
+        nn.Conv2d(before, after, o.kernel, padding=o.padding, bias=bias),
+        norm(o.norm, after, images=True),
+        activation(o.activation),
+        nn.MaxPool2d(2),
+    )
+
+
+def _left(side: int, o: CNNOptions) -> int:
+    """What of an image's side is left after all convolutions."""
+    left = side
+    for _ in o.channels:
+        left = (left if o.padding == "same" else left - o.kernel + 1) // 2
+        if left < 1:
+            raise ConfigError(
+                f"model.channels: {len(o.channels)} convolutions with pooling leave nothing of an "
+                f"image side of {side}: take fewer, or a smaller kernel",
+                path=("model", "channels"),
+            )
+    return left
+
+
+Options = CNNOptions
+
+
+def from_facts(options: CNNOptions, facts: InputFacts) -> CNN:
+    return CNN(facts.image, facts.outputs, options)

@@ -1,0 +1,166 @@
+"""Categories and numbers → scores: wide & deep (Cheng et al. 2016), or DLRM (Naumov et al. 2019).
+
+The wide part adds up one weight per category and remembers; the deep part gives every category a
+vector and generalises. DLRM also lets the vectors meet in pairs, by their dot products.
+Shapes: B samples, F fields, K numbers per category's vector.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Annotated, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from echelon.core.config.base import Section
+from echelon.core.errors import ConfigError, DataError
+from echelon.models.facts import InputFacts
+from echelon.models.layers import (
+    ActivationName,
+    InitName,
+    NormName,
+    Rate,
+    chain,
+    dense_block,
+    initialise_,
+)
+
+VECTOR_STD = 0.05
+Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class DLRMOptions(Section):
+    """Vectors of categories, how they meet, and the layers above."""
+
+    width: PositiveInt = 16
+    """Numbers in the vector of a category."""
+    wide: bool = True
+    """Whether there is a wide part beside the deep one."""
+    interaction: Literal["concat", "dot"] = "concat"
+    """How vectors meet: side by side (wide & deep), or each with each (DLRM)."""
+    bottom: Widths | None = None
+    """For `dot`: width of each layer that turns the numbers into a vector; one of 64."""
+    hidden: Widths = (128, 64)
+    """Width of each layer above."""
+    activation: ActivationName = "relu"
+    norm: NormName = "none"
+    dropout: Rate = 0.0
+    """Part of each hidden layer's values that training leaves out."""
+    init: InitName = "he"
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.bottom is not None and self.interaction != "dot":
+            raise ValueError(f"model.bottom has no effect on interaction {self.interaction!r}")
+        return self
+
+
+class DLRM(nn.Module):
+    """Numbers [B, dense] and category ids [B, F] → scores [B, outputs]."""
+
+    sizes: Tensor
+    starts: Tensor
+
+    def __init__(
+        self, fields: tuple[int, ...], dense: int, outputs: int, options: DLRMOptions
+    ) -> None:
+        super().__init__()
+        o = options
+        # All fields share one table, each from its own start on: one lookup for all of them.
+        starts = torch.tensor([0, *accumulate(fields[:-1])])
+        self.register_buffer("sizes", torch.tensor(fields), persistent=False)
+        self.register_buffer("starts", starts, persistent=False)
+        self.vectors = nn.Embedding(sum(fields), o.width)
+        self.meet = (Dot if o.interaction == "dot" else Concat)(len(fields), dense, o)
+        self.deep = chain(*_layers([self.meet.outputs, *o.hidden], o))
+        self.head = nn.Linear(o.hidden[-1], outputs)
+        initialise_(self, o.init, o.activation)
+        nn.init.normal_(self.vectors.weight, std=VECTOR_STD)
+        self.wide = Wide(sum(fields), dense, outputs) if o.wide else None
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        if ids.is_cpu and not torch.compiler.is_compiling():  # elsewhere, looking would stall
+            self._check(ids)
+        rows_BF = ids + self.starts
+        scores: Tensor = self.head(self.deep(self.meet(dense, self.vectors(rows_BF))))
+        return scores if self.wide is None else scores + self.wide(dense, rows_BF)
+
+    def _check(self, ids: Tensor) -> None:
+        """An id that is too large would be taken for one of the next field."""
+        bad = (ids < 0) | (ids >= self.sizes)
+        if bool(bad.any()):
+            sample, field = bad.nonzero()[0].tolist()
+            raise DataError(
+                f"categorical field {field} has ids 0 to {self.sizes[field] - 1}, "
+                f"but a sample has {ids[sample, field]}"
+            )
+
+
+def _layers(widths: list[int], o: DLRMOptions) -> list[nn.Sequential]:
+    return [dense_block(a, b, o.activation, o.norm, o.dropout) for a, b in pairwise(widths)]
+
+
+class Wide(nn.Module):
+    """One weight per category and number; starts at 0, as a linear model does."""
+
+    def __init__(self, categories: int, dense: int, outputs: int) -> None:
+        super().__init__()
+        self.categories = nn.Parameter(torch.zeros(categories, outputs))
+        self.numbers = nn.Parameter(torch.zeros(outputs, dense)) if dense else None
+
+    def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
+        scores = F.embedding_bag(rows, self.categories, mode="sum")
+        return scores if self.numbers is None else scores + F.linear(dense, self.numbers)
+
+
+class Concat(nn.Module):
+    """Vectors and numbers side by side."""
+
+    def __init__(self, fields: int, dense: int, o: DLRMOptions) -> None:
+        super().__init__()
+        self.outputs = fields * o.width + dense
+        self.dense = dense
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        flat = vectors.flatten(1)
+        return torch.cat([dense, flat], dim=1) if self.dense else flat
+
+
+class Dot(nn.Module):
+    """The dot product of every two vectors; the numbers make one vector more."""
+
+    pairs: Tensor
+
+    def __init__(self, fields: int, dense: int, o: DLRMOptions) -> None:
+        super().__init__()
+        count = fields + bool(dense)
+        if count < 2:
+            raise ConfigError(
+                "model.interaction = 'dot': there is one field and no number, so nothing to pair",
+                path=("model", "interaction"),
+            )
+        bottom = o.bottom or (64,)
+        self.bottom = chain(*_layers([dense, *bottom, o.width], o)) if dense else None
+        row, column = torch.tril_indices(count, count, -1)
+        self.register_buffer("pairs", row * count + column, persistent=False)
+        self.outputs = len(self.pairs) + (o.width if dense else 0)
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        if self.bottom is None:
+            return self._dots(vectors)
+        number_BK = self.bottom(dense)
+        vectors = torch.cat([number_BK.unsqueeze(1), vectors], dim=1)
+        return torch.cat([number_BK, self._dots(vectors)], dim=1)
+
+    def _dots(self, vectors: Tensor) -> Tensor:
+        return torch.bmm(vectors, vectors.mT).flatten(1).index_select(1, self.pairs)
+
+
+Options = DLRMOptions
+
+
+def from_facts(options: DLRMOptions, facts: InputFacts) -> DLRM:
+    return DLRM(facts.fields, facts.dense, facts.outputs, options)

@@ -1,0 +1,169 @@
+"""Small parts that the model families share, and the names they have in a job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from echelon.core.errors import TaskError
+from echelon.core.types import Sparse
+
+ActivationName = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid"]
+NormName = Literal["none", "batch", "layer"]
+InitName = Literal["he", "xavier", "orthogonal", "normal", "default"]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Sizes = tuple[PositiveInt, ...]
+
+NORMAL_STD = 0.02
+_SLOPE = 0.01
+
+
+def activation(name: ActivationName) -> nn.Module:
+    match name:
+        case "relu":
+            return nn.ReLU()
+        case "leaky_relu":
+            return nn.LeakyReLU(_SLOPE)
+        case "gelu":
+            return nn.GELU()
+        case "tanh":
+            return nn.Tanh()
+        case "sigmoid":
+            return nn.Sigmoid()
+
+
+def norm(name: NormName, features: int, *, images: bool = False) -> nn.Module | None:
+    """Batch or layer norm over `features` values, or over `features` channels of images."""
+    match name:
+        case "none":
+            return None
+        case "batch":
+            return BatchNorm2d(features) if images else BatchNorm1d(features)
+        case "layer":
+            # One group: over all channels and places of a sample, as layer norm does.
+            return nn.GroupNorm(1, features) if images else nn.LayerNorm(features)
+
+
+def dropout(rate: float) -> nn.Module | None:
+    return nn.Dropout(rate) if rate > 0 else None
+
+
+def chain(*modules: nn.Module | None) -> nn.Sequential:
+    """The modules that are there, one after the other."""
+    return nn.Sequential(*(module for module in modules if module is not None))
+
+
+def dense_block(
+    inputs: int,
+    outputs: int,
+    act: ActivationName,
+    normed: NormName,
+    rate: float,
+    *,
+    sparse: bool = False,
+) -> nn.Sequential:
+    """linear → norm → activation → dropout."""
+    kind = SparseLinear if sparse else nn.Linear
+    linear = kind(inputs, outputs, bias=normed != "batch")  # batch norm has a bias itself
+    return chain(linear, norm(normed, outputs), activation(act), dropout(rate))
+
+
+def initialise_(module: nn.Module, name: InitName, act: ActivationName = "relu") -> None:
+    """Draw the weights of every linear and convolution layer; biases start at 0.
+
+    `he` and `orthogonal` are scaled for the activation that follows. `default` is what torch does.
+    """
+    if name == "default":
+        return
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
+            _draw_(part.weight, name, act)
+        elif isinstance(part, SparseLinear):
+            _draw_(part.weight.t(), name, act)
+        else:
+            continue
+        if part.bias is not None:
+            nn.init.zeros_(part.bias)
+
+
+def _draw_(weight: Tensor, name: InitName, act: ActivationName) -> None:
+    curve: Literal["relu", "leaky_relu", "tanh", "sigmoid"] = "relu" if act == "gelu" else act
+    if name == "he":
+        nn.init.kaiming_normal_(weight, a=_SLOPE, nonlinearity=curve)
+    elif name == "xavier":
+        nn.init.xavier_uniform_(weight)
+    elif name == "orthogonal":
+        nn.init.orthogonal_(weight, nn.init.calculate_gain(curve))
+    else:
+        nn.init.normal_(weight, std=NORMAL_STD)
+
+
+def _is_lone(x: Tensor) -> bool:
+    """One value per channel: it has no spread to divide by, and torch refuses it."""
+    return x.numel() == x.shape[1]
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """Takes a batch of one sample, too (the last of an epoch may be): as in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _by_running_figures(self, x) if _is_lone(x) else super().forward(x)
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Takes a single image of one pixel, too: as in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _by_running_figures(self, x) if _is_lone(x) else super().forward(x)
+
+
+def _by_running_figures(module: BatchNorm1d | BatchNorm2d, x: Tensor) -> Tensor:
+    mean, var = module.running_mean, module.running_var
+    return F.batch_norm(x, mean, var, module.weight, module.bias, False, 0.0, module.eps)
+
+
+class Images(nn.Module):
+    """[B, H, W] or [B, C, H, W] → [B, C, H, W], channels last in memory.
+
+    In that layout convolutions take about a quarter less time on a CPU; what follows keeps to it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1) if x.ndim == 3 else x
+        return x.to(memory_format=torch.channels_last)
+
+
+class SparseLinear(nn.Module):
+    """A linear layer over `Sparse` rows: a weighted sum of the weight rows they name.
+
+    The weight is stored [inputs, outputs], so that the row of one input lies together.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        bound = inputs**-0.5  # as nn.Linear
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x: Tensor | Sparse) -> Tensor:
+        if isinstance(x, Tensor):
+            return F.linear(x, self.weight.t(), self.bias)
+        if x.width != len(self.weight):
+            raise TaskError(
+                f"sparse rows are {x.width} wide, but the model takes {len(self.weight)}"
+            )
+        rows = F.embedding_bag(
+            x.indices,
+            self.weight,
+            x.offsets,
+            mode="sum",
+            per_sample_weights=x.values.to(self.weight.dtype),
+            include_last_offset=True,
+        )
+        return rows if self.bias is None else rows + self.bias

@@ -1,0 +1,73 @@
+"""The models by name. Adding one is a file and a row here. torch is imported on use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from echelon.core.config.base import Section
+from echelon.core.errors import ConfigError, unknown
+from echelon.models.checked import checked
+from echelon.models.facts import InputFacts, Kind
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Each name is a module beside this one, with `Options` and `from_facts`.
+_TAKES: dict[str, tuple[Kind, ...]] = {
+    "softmax": ("vectors", "images"),
+    "mlp": ("vectors", "images"),
+    "cnn": ("images",),
+    "alexnet": ("images",),
+    "resnet": ("images",),
+    "textcnn": ("tokens",),
+    "gpt": ("tokens",),
+    "dlrm": ("fields",),
+}
+
+
+class _Family(Protocol):
+    Options: type[Section]
+
+    def from_facts(self, options: Any, facts: InputFacts) -> nn.Module: ...
+
+
+def names() -> list[str]:
+    return sorted(_TAKES)
+
+
+def options(name: str, values: Mapping[str, Any]) -> Section:
+    """The options of model `name`, checked; every fault is one line with the nearest choice."""
+    return checked(_family(name).Options, values, at=("model",))
+
+
+def build(name: str, options: Section, facts: InputFacts) -> nn.Module:
+    """The model, sized for the data. It takes what the data gives and returns scores."""
+    family = _family(name)
+    assert isinstance(options, family.Options), f"{type(options).__name__} is not for {name}"
+    if facts.kind not in _TAKES[name]:
+        fitting = [other for other in names() if facts.kind in _TAKES[other]]
+        raise ConfigError(
+            f"model {name!r} takes {' or '.join(_TAKES[name])}, but the data are {facts} "
+            f"(models that fit: {', '.join(fitting)})",
+            path=("model", "name"),
+        )
+    return family.from_facts(options, facts)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a job's `model`: one form for each name."""
+    return {"oneOf": [_schema(name) for name in names()]}
+
+
+def _schema(name: str) -> dict[str, Any]:
+    found = _family(name).Options.model_json_schema()
+    properties = {"name": {"const": name}, **found["properties"]}
+    return {**found, "title": name, "properties": properties, "required": ["name"]}
+
+
+def _family(name: str) -> _Family:
+    if str(name) not in _TAKES:
+        raise ConfigError(unknown("model", str(name), _TAKES), path=("model", "name"))
+    return cast(_Family, importlib.import_module(f"echelon.models.{name}"))

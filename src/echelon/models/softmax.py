@@ -1,0 +1,42 @@
+"""Softmax regression: one linear layer, a score per class. What every network has to beat."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from echelon.core.config.base import Section
+from echelon.models.facts import InputFacts
+from echelon.models.layers import InitName, SparseLinear, chain, initialise_
+
+
+class SoftmaxOptions(Section):
+    """A linear model."""
+
+    bias: bool = True
+    init: InitName = "default"
+
+
+class Softmax(nn.Sequential):
+    """x → W x + b. The softmax itself is part of the loss."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        outputs: int,
+        options: SoftmaxOptions,
+        *,
+        sparse: bool = False,
+    ) -> None:
+        linear = SparseLinear if sparse else nn.Linear
+        flatten = nn.Flatten() if len(shape) > 1 else None
+        super().__init__(*chain(flatten, linear(math.prod(shape), outputs, bias=options.bias)))
+        initialise_(self, options.init)
+
+
+Options = SoftmaxOptions
+
+
+def from_facts(options: SoftmaxOptions, facts: InputFacts) -> Softmax:
+    return Softmax(facts.shape, facts.outputs, options, sparse=facts.sparse)
