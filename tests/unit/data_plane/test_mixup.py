@@ -11,7 +11,7 @@ from torch import Tensor
 
 from echelon.core.errors import TaskError
 from echelon.data.augment import Mixup
-from echelon.data.augment_mix import _beta
+from echelon.data.augment.mixup import _beta
 from echelon.data.draws import PositionDraws
 
 

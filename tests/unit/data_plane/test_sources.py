@@ -16,8 +16,7 @@ from echelon.core.errors import DataError, TaskError
 from echelon.core.protocols import BatchSource
 from echelon.core.types import Batch, Sparse
 from echelon.data.datasets import DatasetSource
-from echelon.data.shards import ShardSource
-from echelon.data.shards_write import write_shards
+from echelon.data.shards import ShardSource, write_shards
 from echelon.data.sources import ColumnSource, Subset, as_source, chunkable
 
 ROWS = torch.tensor([3, 0, 2])
