@@ -35,6 +35,10 @@ bench-peers: ## Build the environment with the frameworks Echelon is compared to
 		-r benchmarks/requirements-peers.txt
 	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 
+browser: $(READY_TEST) ## Look at a report in a real browser (needs chromium)
+	@$(BIN)/python $(INSTALL) playwright
+	@$(BIN)/python tests/browser/check_report.py
+
 clean: ## Remove environments and caches (runs are kept)
 	@rm -rf $(VENV) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

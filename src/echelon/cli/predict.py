@@ -72,5 +72,5 @@ def _tell(
     from echelon.task.generate import Writer
 
     known, task = reopen(folder, run, [])
-    writer = Writer(trained_model(known, task, checkpoint), known.fitted, known.job)
+    writer = Writer(trained_model(known, task, checkpoint), known.fitted)
     print(writer.go_on(prompt, length, temperature=temperature, seed=seed))

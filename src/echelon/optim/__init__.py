@@ -10,6 +10,7 @@ from echelon.optim.gradients import (
     global_norm,
     layer_norms,
 )
+from echelon.optim.quick_start import spare_compiler
 from echelon.optim.scaler import LossScaler
 from echelon.optim.schedules import build as build_schedule
 from echelon.optim.stepper import Stepper
@@ -26,5 +27,6 @@ __all__ = [
     "first_non_finite",
     "global_norm",
     "layer_norms",
+    "spare_compiler",
     "stop_mode",
 ]

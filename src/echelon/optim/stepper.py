@@ -15,6 +15,7 @@ from echelon.core.errors import TaskError
 from echelon.optim.fused import Lane, lanes_of
 from echelon.optim.named_state import named_state, restore_named_state
 from echelon.optim.penalties import penalise_
+from echelon.optim.quick_start import plain_step
 
 
 class Stepper:
@@ -118,7 +119,10 @@ class Stepper:
                 penalise_(params, [p.grad for p in params], group)
         if isinstance(self.optimizer, SGD):
             _complete_momentum(self.optimizer)
-        self.optimizer.step()
+        if self._is_hooked():
+            self.optimizer.step()
+        else:
+            plain_step(self.optimizer)
         if self._lanes is None or not self._is_as_planned():
             self._plan()
 

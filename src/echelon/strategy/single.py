@@ -13,7 +13,7 @@ from echelon.core.errors import NonFiniteError, TaskError
 from echelon.core.protocols import Comm, Inspector, Metric, Schedule
 from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Shard, Stats, Update
-from echelon.optim import LossScaler, Stepper, build_optimizer, gradients
+from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.fault import explain
 from echelon.strategy.replica import autocast, build_model, load_weights, trainable
 
@@ -43,6 +43,7 @@ class Single:
         self._metrics = {n: m for n, m in task.metrics.items() if isinstance(m, Metric)}
         self.model = build_model(task, self._numerics)
         self._names, self._parameters = trainable(self.model)
+        spare_compiler()
         if task.optimizer is None:
             optimizer = build_optimizer(self._numerics.optimizer, self.model)
         else:

@@ -15,6 +15,7 @@ from echelon.data import Splits, augment, open_dense, open_language, open_table,
 from echelon.models import InputFacts, Normalise
 from echelon.task import losses, metrics
 from echelon.task.choice import model_choice
+from echelon.task.generate import show_writing
 from echelon.task.losses import logits
 
 Fitted = Mapping[str, Any] | None
@@ -83,6 +84,7 @@ def language_model(job: Job, fitted: Fitted = None) -> Task:
         lambda: _model(job, facts),
         loss=losses.cross_entropy,
         metrics={"accuracy": metrics.Accuracy()},
+        samples=lambda model: show_writing(model, splits.fitted),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -262,3 +264,25 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     model = nn.Linear(2, 3)
     with pytest.raises(TaskError, match="LBFGS"):
         Stepper(torch.optim.LBFGS(model.parameters()), model.named_parameters())
+
+
+def test_training_does_not_import_torchs_compiler() -> None:
+    script = (
+        "import sys, torch\n"
+        "from echelon.core.config import OptimizerSection\n"
+        "from echelon.optim import Stepper, build_optimizer, spare_compiler\n"
+        "spare_compiler()\n"
+        "for name in ('sgd', 'momentum', 'adagrad', 'rmsprop', 'adam', 'adamw'):\n"
+        "    model = torch.nn.Linear(3, 2)\n"
+        "    stepper = Stepper(build_optimizer(OptimizerSection(name=name), model),"
+        " model.named_parameters())\n"
+        "    for _ in range(3):\n"
+        "        model(torch.ones(4, 3)).sum().backward()\n"
+        "        stepper.step(1.0)\n"
+        "    stepper.load_state_dict(stepper.state_dict())\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False"
