@@ -1,0 +1,103 @@
+"""Minimum, maximum, mean and deviation, gathered batch by batch in flat memory.
+
+Numbers are merged as (count, mean, sum of squared deviations), which stays exact where a plain
+sum of squares would cancel (Chan, Golub and LeVeque).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+_BLOCK = 1 << 20
+
+
+def feature_groups(shape: tuple[int, ...]) -> int:
+    """How many figures a sample of this shape gets: per feature, per channel, or one for all."""
+    return shape[0] if len(shape) in (1, 3) else 1
+
+
+class Moments:
+    """Minimum, maximum, mean and deviation per feature of a vector or channel of an image.
+
+    Values that are missing (NaN) or infinite are left out.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        groups = feature_groups(shape)
+        self.count = np.zeros(groups)
+        self.mean = np.zeros(groups)
+        self.squares = np.zeros(groups)
+        self.min = np.full(groups, np.inf)
+        self.max = np.full(groups, -np.inf)
+
+    def add(self, values: np.ndarray[Any, Any]) -> None:
+        """Take in samples [N, *shape]."""
+        rows = max(1, _BLOCK // max(1, math.prod(self.shape)))
+        for start in range(0, len(values), rows):
+            block = values[start : start + rows]
+            grouped = block.reshape(len(block), len(self.count), -1)
+            self._merge(*(_byte_figures(grouped) if block.dtype == np.uint8 else _figures(grouped)))
+
+    def _merge(self, count: Any, mean: Any, squares: Any, low: Any, high: Any) -> None:
+        total = self.count + count
+        share = np.divide(count, total, out=np.zeros_like(total), where=total > 0)
+        gap = mean - self.mean
+        self.squares += squares + gap**2 * self.count * share
+        self.mean += gap * share
+        self.count = total
+        self.min = np.minimum(self.min, low)
+        self.max = np.maximum(self.max, high)
+
+    @property
+    def std(self) -> np.ndarray[Any, Any]:
+        return np.sqrt(self.squares / np.maximum(self.count, 1))
+
+    def summary(self) -> dict[str, Any]:
+        figures = {"min": self.min, "max": self.max, "mean": self.mean, "std": self.std}
+        single = self.shape == () or len(self.count) == 1
+        return {
+            name: _plain(value[0]) if single else [_plain(number) for number in value]
+            for name, value in figures.items()
+        }
+
+
+def _figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Count, mean, squared deviations, minimum and maximum per group of [N, groups, rest]."""
+    values = grouped.astype(np.float64)
+    missing = ~np.isfinite(values)
+    if not missing.any():
+        count = np.full(values.shape[1], float(values.shape[0] * values.shape[2]))
+        mean = values.mean(axis=(0, 2))
+        low, high = values.min(axis=(0, 2)), values.max(axis=(0, 2))
+        values -= mean[:, None]
+        return count, mean, np.einsum("ngr,ngr->g", values, values), low, high
+    count = (~missing).sum(axis=(0, 2)).astype(np.float64)
+    low = np.where(missing, np.inf, values).min(axis=(0, 2))
+    high = np.where(missing, -np.inf, values).max(axis=(0, 2))
+    values[missing] = 0
+    mean = values.sum(axis=(0, 2)) / np.maximum(count, 1)
+    values -= mean[:, None]
+    values[missing] = 0
+    return count, mean, np.einsum("ngr,ngr->g", values, values), low, high
+
+
+def _byte_figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """The same for bytes, in whole numbers: exact, and faster."""
+    count = np.full(grouped.shape[1], float(grouped.shape[0] * grouped.shape[2]))
+    total = grouped.sum(axis=(0, 2), dtype=np.uint64).astype(np.float64)
+    squared = grouped.astype(np.uint16)
+    squared *= squared
+    squares = squared.sum(axis=(0, 2), dtype=np.uint64) - total**2 / count
+    return count, total / count, squares, grouped.min(axis=(0, 2)), grouped.max(axis=(0, 2))
+
+
+def _plain(number: Any) -> float | int | None:
+    """A JSON number; whole ones without a point, none at all where nothing was seen."""
+    value = float(number)
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value

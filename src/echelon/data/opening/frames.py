@@ -1,0 +1,95 @@
+"""Small data sets as Arrow tables, wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from echelon.core.errors import DataError, unknown
+from echelon.data.opening.parts import Part
+from echelon.data.readers import read
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A table, and what to call it in a message."""
+
+    table: Any
+    where: str
+    stored: Path | None = None
+    """The folder of shards whose memory map the table is."""
+
+    @property
+    def names(self) -> list[str]:
+        names: list[str] = self.table.column_names
+        return names
+
+    def __len__(self) -> int:
+        rows: int = self.table.num_rows
+        return rows
+
+    def column(self, name: str, what: str = "column") -> Any:
+        if name not in self.names:
+            raise DataError(f"{self.where}: {unknown(what, name, self.names)}")
+        return self.table.column(name)
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """A column of numbers, [N] or [N, …]; missing ones become NaN."""
+        column = self.column(name)
+        kind = column.type
+        if isinstance(kind, pa.FixedShapeTensorType):
+            parts = [chunk.to_numpy_ndarray() for chunk in column.chunks]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
+            return self._vectors(name, column.combine_chunks())
+        if pa.types.is_boolean(kind):
+            column = column.cast(pa.uint8())
+        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise DataError(f"{self.where}: column {name!r} is of type {kind}: not numbers")
+        values: np.ndarray[Any, Any] = column.to_numpy()
+        return values
+
+    def _vectors(self, name: str, column: Any) -> np.ndarray[Any, Any]:
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        odd = np.flatnonzero(lengths != lengths[0])
+        if len(odd):
+            raise DataError(
+                f"{self.where}: column {name!r} has {lengths[0]} numbers in record 0, "
+                f"but {lengths[odd[0]]} in record {odd[0]}"
+            )
+        flat = column.flatten()
+        if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+            raise DataError(f"{self.where}: column {name!r} is of type {column.type}: not numbers")
+        values: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
+        return values.reshape(len(column), -1)
+
+
+def load(part: Part, options: Mapping[str, Any] | None = None) -> Frame:
+    """Read a part into memory."""
+    given = {**part.options, **(options or {})}
+    tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
+    if len(tables) == 1:
+        stored = part.paths[0] if part.format == "shards" else None
+        return Frame(tables[0], part.where, stored)
+    try:
+        return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
+    except pa.ArrowException as error:
+        raise DataError(f"{part.where}: its files differ: {error}") from None
+
+
+def class_names(part: Part) -> list[str]:
+    """The names of the classes, where `labels.txt` or `classes.txt` lies beside the data."""
+    for name in ("labels.txt", "classes.txt"):
+        path = part.paths[0].parent / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8").splitlines()
+    return []

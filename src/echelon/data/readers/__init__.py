@@ -1,0 +1,56 @@
+"""Readers: one per format, all of them streams of Arrow record batches.
+
+What is small is collected into a table and kept in memory; what is large goes batch by batch to
+`write_shards`. Columns are numbers, fixed-shape tensors (images, vectors), lists or text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from echelon.core.errors import DataError, unknown
+from echelon.data.readers.detect import detect
+
+__all__ = ["FORMATS", "detect", "read"]
+
+_READERS = {
+    "csv": ("delimited", "read_csv"),
+    "tsv": ("delimited", "read_tsv"),
+    "jsonl": ("jsonl", "read_jsonl"),
+    "parquet": ("parquet", "read_parquet"),
+    "numpy": ("npy", "read_numpy"),
+    "idx": ("idx", "read_idx"),
+    "images": ("images", "read_images"),
+    "text": ("documents", "read_text"),
+    "shards": ("shards", "read_shards"),
+    "criteo": ("criteo", "read_criteo"),
+    "movielens": ("movielens", "read_movielens"),
+}
+FORMATS = tuple(_READERS)
+
+
+def read(path: str | Path, format: str = "auto", **options: Any) -> Iterator[Any]:
+    """The record batches of a file or a folder; `options` are those of the format's reader."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    name = detect(path) if format == "auto" else format
+    if name not in _READERS:
+        raise DataError(unknown("format", name, ("auto", *FORMATS)))
+    module, function = _READERS[name]
+    reader: Callable[..., Iterator[Any]] = getattr(
+        import_module(f"echelon.data.readers.{module}"), function
+    )
+    _known_options(name, reader, options)
+    return reader(path, **options)
+
+
+def _known_options(name: str, reader: Callable[..., Any], options: dict[str, Any]) -> None:
+    known = [option for option in inspect.signature(reader).parameters if option != "path"]
+    for option in options:
+        if option not in known:
+            raise DataError(unknown(f"option of format {name}", option, known))

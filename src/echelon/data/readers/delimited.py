@@ -1,0 +1,132 @@
+"""csv and tsv."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+from echelon.core.errors import DataError
+from echelon.data.readers.stream import open_native, open_stream
+
+BLOCK = 32 << 20
+"""Bytes parsed at a time; types are inferred from the first of them."""
+_MISSING = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|nan|inf|\?|")
+_ROW = re.compile(r"Row #(\d+)")
+_COLUMN = re.compile(r"In CSV column #(\d+)")
+
+
+def _read(
+    path: Path,
+    *,
+    delimiter: str,
+    quote: bool,
+    header: bool | None = None,
+    columns: Sequence[str] | None = None,
+    types: Mapping[str, str] | None = None,
+    block: int = BLOCK,
+) -> Iterator[Any]:
+    """Record batches of a file.
+
+    `header` says whether the first line names the columns, which is found out if not given;
+    columns without a name are called `column0`, `column1`, …. `types` sets a
+    column's type where the first block would mislead. Missing numbers become nulls.
+    """
+    cells = _first_cells(path, delimiter, quote)
+    if header is None:
+        header = len(cells) < 2 or _has_header(cells)
+    names = None if header else [f"column{number}" for number in range(len(cells[0]))]
+    read = pa.csv.ReadOptions(block_size=block, column_names=names, use_threads=False)
+    parse = pa.csv.ParseOptions(delimiter=delimiter, quote_char='"' if quote else False)
+    convert = pa.csv.ConvertOptions(
+        null_values=_MISSING,
+        include_columns=list(columns) if columns else None,
+        column_types=_types(path, types),
+    )
+    with open_native(path) as stream:
+        try:
+            with pa.csv.open_csv(stream, read, parse, convert) as reader:
+                _unique(path, reader.schema.names)
+                rows = 0
+                for batch in reader:
+                    _text_is_utf8(path, batch, rows + (names is None))
+                    rows += batch.num_rows
+                    yield batch
+        except pa.ArrowException as error:
+            raise DataError(_told(path, error)) from None
+    if rows == 0:
+        raise DataError(f"{path}: empty: it has a header but no records")
+
+
+# Fields of a csv may stand in double quotes; in a tsv quotes are text like any other.
+read_csv = partial(_read, delimiter=",", quote=True)
+read_tsv = partial(_read, delimiter="\t", quote=False)
+
+
+def _first_cells(path: Path, delimiter: str, quote: bool) -> list[list[str]]:
+    """The first two lines, cut into cells."""
+    with open_stream(path) as stream:
+        raw = [stream.readline(), stream.readline()]
+    if not raw[0]:
+        raise DataError(f"{path}: empty")
+    lines = [line.decode("utf-8-sig", "replace") for line in raw if line]
+    if not quote:
+        return [line.rstrip("\r\n").split(delimiter) for line in lines]
+    return list(csv.reader(lines, delimiter=delimiter))
+
+
+def _has_header(cells: list[list[str]]) -> bool:
+    """Whether the first line names the columns: there are words above numbers, or no numbers."""
+    first, second = [[bool(_NUMBER.fullmatch(cell)) for cell in line] for line in cells[:2]]
+    words_above_numbers = any(b and not a for a, b in zip(first, second, strict=False))
+    return words_above_numbers or not any(first)
+
+
+def _types(path: Path, types: Mapping[str, str] | None) -> dict[str, Any]:
+    try:
+        return {name: pa.type_for_alias(alias) for name, alias in (types or {}).items()}
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: option types: {error}") from None
+
+
+def _unique(path: Path, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{path}:1: two columns are called {name!r}")
+        seen.add(name)
+
+
+def _text_is_utf8(path: Path, batch: Any, lines: int) -> None:
+    """Arrow takes a column that is not UTF-8 for one of raw bytes."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not pa.types.is_binary(field.type):
+            continue
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                (value or b"").decode("utf-8")
+            except UnicodeDecodeError as error:
+                where = f"{path}:{lines + row + 1}"
+                raise DataError(
+                    f"{where}: column {field.name!r} is not UTF-8: {error.reason}"
+                ) from None
+
+
+def _told(path: Path, error: Exception) -> str:
+    """Arrow's message, with the line where a reader of messages looks for it."""
+    message = str(error).splitlines()[0]
+    row = _ROW.search(message)
+    where = f"{path}:{row[1]}" if row else f"{path}"
+    message = re.sub(r"^(CSV parse error|In CSV column #\d+): (Row #\d+: )?", "", message)
+    if "conversion error" in message:
+        column = _COLUMN.search(str(error))
+        number = f"column {column[1]}: " if column else ""
+        return f"{where}: {number}{message}; set its type with the option `types`"
+    return f"{where}: {message}"
