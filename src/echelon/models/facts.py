@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,11 +32,6 @@ class InputFacts:
         if self.fields:
             return "fields"
         return "images" if len(self.shape) in (2, 3) else "vectors"
-
-    @property
-    def features(self) -> int:
-        """Numbers in one sample."""
-        return math.prod(self.shape)
 
     @property
     def image(self) -> tuple[int, int, int]:

@@ -53,6 +53,17 @@ def test_scores_of_a_text_do_not_depend_on_the_others_of_its_batch() -> None:
     torch.testing.assert_close(together[:1], model(alone))
 
 
+def test_padding_does_not_count_even_where_nothing_matches() -> None:
+    model = textcnn(activation="leaky_relu").eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "table" in name:
+                p.abs_()
+            elif "convolutions" in name and p.ndim == 3:
+                p.abs_().neg_()  # every word is against every pattern: silence is the best match
+    torch.testing.assert_close(model(texts(4)), model(texts(4, longest=30)))
+
+
 def test_gradients_do_not_depend_on_padding_either() -> None:
     found: list[list[Tensor]] = []
     for longest in (6, 25):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -167,6 +168,14 @@ def test_state_loaded_through_torch_is_seen() -> None:
     assert run.optimizer.state[run.model.get_parameter("0.weight")]["step"] == 3
     for mine, reference in zip(run.weights(), other.weights(), strict=True):
         assert torch.equal(mine, reference)
+
+
+def test_a_state_that_was_replaced_is_seen() -> None:
+    run = Counted("adam")
+    run.step()
+    run.optimizer.state = defaultdict(dict)
+    assert run.step()
+    assert run.optimizer.state[run.model.get_parameter("0.weight")]["step"] == 1
 
 
 class Halving(torch.optim.SGD):
