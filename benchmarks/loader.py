@@ -235,7 +235,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gb", type=float, default=5.0, help="size of the synthetic set")
     parser.add_argument("--scratch", type=Path, help="where the synthetic set is written")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1, help="for one process's kernels")
     parser.add_argument("--stream", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 

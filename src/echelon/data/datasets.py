@@ -27,6 +27,8 @@ class DatasetSource:
     Samples become columns by `collate`, which may be given: it takes a list of samples and returns
     columns, as the collators of torch and Hugging Face do. A sample costs a call of Python, as with
     any loader; data that fits in memory is quicker as a mapping of columns.
+
+    It is asked by one thread at a time, but not always by the same one, unless `prefetch` is 0.
     """
 
     chunkable = False  # a collate function may pad a batch to its longest sample

@@ -39,7 +39,7 @@ class Intervals:
         return sum(self._stops) - sum(self._starts)
 
     def add(self, start: int, stop: int) -> None:
-        """Put in [start, stop); what is there already stays."""
+        """Put in [start, stop), which is not empty; what is there already stays."""
         stops = self._stops
         if stops and start == stops[-1]:
             stops[-1] = stop

@@ -13,10 +13,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH = 0.02
-"""A thread is started when work takes more than this part of the consumer's own time.
+"""A thread is started when the lesser of the work and the consumer's own time, which is what it
+would hide, is more than this part of the greater one.
 
-Below it there is little to hide, and a thread would take the interpreter's lock from the consumer
-at times of its own choosing: for steps of 250 µs, work of 1 % done in line was the faster.
+Below it there is little to win, and a thread takes the interpreter's lock from the consumer at
+times of its own choosing: for steps of 250 µs, work of 1 % done in line was the faster.
 """
 
 
@@ -38,7 +39,7 @@ def ahead(
         if turn > 0:  # the first is slowed down by everything that happens only once
             working += ready - began
             consuming += perf_counter() - ready
-        if depth and working > WORTH * consuming:
+        if depth and min(working, consuming) > WORTH * max(working, consuming):
             break
     else:
         return

@@ -75,18 +75,26 @@ def test_items_are_taken_and_work_is_done_each_in_one_thread() -> None:
     assert [thread.name for thread in working] == [HELPER]
 
 
+def slow(number: int) -> int:
+    time.sleep(0.005)
+    return number
+
+
 def test_cheap_work_is_done_without_a_thread() -> None:
-    for _ in ahead(double, iter(range(20)), 2):
-        time.sleep(0.002)
+    for number, _ in ahead(double, iter(range(10)), 2):
+        slow(number)
         assert not helpers()
 
 
-def test_work_that_is_worth_it_is_done_ahead() -> None:
-    def work(number: int) -> int:
-        time.sleep(0.002)
-        return number
+def test_work_for_a_consumer_with_nothing_else_to_do_needs_no_thread() -> None:
+    assert not any(bool(helpers()) for _ in ahead(slow, iter(range(10)), 2))
 
-    started = [bool(helpers()) for _ in ahead(work, iter(range(10)), 2)]
+
+def test_work_that_can_be_hidden_is_done_ahead() -> None:
+    started = []
+    for number, _ in ahead(slow, iter(range(10)), 2):
+        started.append(bool(helpers()))
+        slow(number)
     assert started[:2] == [False, False]
     assert all(started[2:])
     assert not helpers()
