@@ -203,7 +203,10 @@ def test_a_rate_kept_in_a_tensor_comes_back_in_place() -> None:
 
 def test_a_group_without_parameters_keeps_its_options() -> None:
     model = nn.Linear(2, 2)
-    groups = [{"params": list(model.parameters())}, {"params": [], "lr": 0.25}]
+    groups: list[dict[str, Any]] = [
+        {"params": list(model.parameters())},
+        {"params": [], "lr": 0.25},
+    ]
     stepper = Stepper(torch.optim.SGD(groups, 0.5), model.named_parameters())
     stepper.load_state_dict(stepper.state_dict())
     assert stepper.optimizer.param_groups[1]["lr"] == 0.25
