@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import echelon
-from echelon.core.errors import ConfigError, RunError, TaskError
+from echelon.core.errors import ConfigError, NonFiniteError, RunError, TaskError
 from echelon.track import Store
 
 N = 200
@@ -58,8 +59,8 @@ def task(**parts: Any) -> echelon.Task:
 
 
 def train(task: echelon.Task | str, **settings: Any) -> echelon.Result:
-    settings = {"epochs": 12, "optimizer": {"lr": 0.02}, "track": {"report": False}} | settings
-    return echelon.train(task, quiet=True, **settings)
+    usual: dict[str, Any] = {"epochs": 12, "optimizer": {"lr": 0.02}, "track": {"report": False}}
+    return echelon.train(task, quiet=True, **{**usual, **settings})
 
 
 def right(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, float]:
@@ -182,3 +183,25 @@ def test_evaluation_can_be_left_out_and_plateau_hears_it() -> None:
     assert train(task(), evaluate={"every": "never"}, epochs=1).metrics == {}
     slow = {"name": "plateau", "patience": 1, "factor": 0.5}
     assert train(task(), schedule=slow, evaluate={"every": 5}).status == "done"
+
+
+def test_a_non_finite_update_stops_the_run_or_is_left_out() -> None:
+    x, y = pairs()
+    x[5, 3] = torch.nan
+    bad = {"train": {"x": x, "y": y}}
+    with pytest.raises(NonFiniteError, match="input column 'x' is not finite"):
+        train(task(**bad))
+    assert Store("runs").run("last").status == "failed"
+    result = train(task(**bad), health={"non_finite": "skip"}, epochs=3)
+    assert result.steps == 3 * 6, "one batch of each epoch is left out"
+    assert all(bool(p.isfinite().all()) for p in result.model.parameters())
+    told = [event.message for event in Store("runs").events(result.run)]
+    assert len(told) == 3
+    assert "left out 32 samples" in told[0]
+
+
+def test_a_result_is_plain_json_even_where_it_is_not_a_number() -> None:
+    result = train(
+        task(metrics={"nothing": lambda output, _batch: (output.sum() * 0, 0.0)}), epochs=1
+    )
+    assert json.loads(json.dumps(result.summary(), allow_nan=False))["metrics"]["nothing"] is None

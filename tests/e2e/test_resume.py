@@ -38,7 +38,7 @@ def test_kill_9_and_resume_ends_on_identical_weights(
     assert "lost" in listed
     done = last_json(echelon("train", "--resume", "last", "--json", "-q", folder=tmp_path))
     assert done["steps"] == 69
-    assert done["samples"] == 3 * 1437
+    assert done["samples"] == 3 * 1438
     assert_identical(final_weights(tmp_path), undisturbed)
 
 
@@ -91,4 +91,4 @@ def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
     done = last_json(
         echelon("train", "--resume", "last", "epochs=2", "--json", "-q", folder=tmp_path)
     )
-    assert done["samples"] == 2 * 1437
+    assert done["samples"] == 2 * 1438

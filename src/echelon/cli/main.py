@@ -7,6 +7,7 @@ import sys
 import typer
 
 from echelon.cli import config, doctor, evaluate, predict, runs, train
+from echelon.cluster.environment import calm_threads
 from echelon.core.errors import EchelonError, UserError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Run a command; a fault that was meant becomes one line and an exit code."""
+    calm_threads()
     try:
         app()
     except UserError as error:

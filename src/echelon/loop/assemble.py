@@ -89,7 +89,8 @@ def numerics(job: Job, device: torch.device) -> Numerics:
 
 
 def check_task(job: Job, task: Task) -> None:
-    """Refuse a job and a task that contradict each other."""
+    """Refuse a job and a task that contradict each other, or this machine."""
+    find_device(job.device)
     if task.train is None or len(task.train) == 0:
         raise TaskError(f"task {task.name!r} has no training samples")
     if task.optimizer is not None and job.optimizer != OptimizerSection():

@@ -39,4 +39,3 @@ def evaluate(
     values = {"loss": loss_sum / weight}
     values |= {name: metrics[name].value(total) for name, total in totals.items()}
     return Evaluation(values, totals, len(loader.source))
-

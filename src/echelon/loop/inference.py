@@ -49,7 +49,10 @@ def predict_run(known: KnownRun, task: Task, which: str) -> Iterator[Any]:
     if loader is None:
         raise DataError("there is nothing to predict: the data has no samples")
     model = trained_model(known, task, which)
-    with torch.inference_mode(), closing(loader.stream(ranges(len(loader.source), _BATCH))) as stream:
+    with (
+        torch.inference_mode(),
+        closing(loader.stream(ranges(len(loader.source), _BATCH))) as stream,
+    ):
         for _lease, micro in stream:
             for batch in micro:
                 yield from _plain(task, task.forward(model, batch))

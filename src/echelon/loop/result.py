@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,13 @@ class Result:
             "steps": self.steps,
             "samples": self.samples,
             "seconds": round(self.seconds, 3),
-            "metrics": self.metrics,
+            "metrics": {name: _plain(value) for name, value in self.metrics.items()},
             "best": self.best,
             "folder": str(self.folder),
             "report": str(self.report) if self.report else None,
         }
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no word for what is not a number."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Processes and the machines they run on."""
