@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from echelon.core.config.base import Section
+from echelon.core.config.checked import checked
 from echelon.core.errors import ConfigError, unknown
-from echelon.models.checked import checked
 from echelon.models.facts import InputFacts, Kind
 
 if TYPE_CHECKING:

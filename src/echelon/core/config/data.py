@@ -43,14 +43,15 @@ class DataSection(Section):
     """Name of the text column, for text tasks."""
     columns: tuple[str, ...] | None = None
     """Which columns to use; all but the target if not given."""
-    held_out: Fraction = 0.2
-    """Part of the samples kept for validation where the data has no held-out part."""
+    held_out: Fraction | None = None
+    """Part of the samples kept for validation where the data has no held-out part; 0.2, and of
+    a language model's text the last 0.1, if not given."""
     normalise: bool = True
     """Scale inputs to mean 0 and deviation 1, by figures of the training part alone."""
     augment: AugmentSection = AugmentSection()
 
-    tokens: Literal["words", "characters", "bytes"] = "words"
-    """What a text is cut into."""
+    tokens: Literal["words", "characters", "bytes"] | None = None
+    """What a text is cut into; words, or characters for a language model, if not given."""
     vocabulary: PositiveInt = 30_000
     """At most this many different tokens, the most frequent ones."""
     length: PositiveInt | None = None

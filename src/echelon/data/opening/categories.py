@@ -31,13 +31,7 @@ def tell_apart(
         if name not in features:
             frame.column(name, "data.options.categories:")
     chosen = [n for n in features if n in categories or is_category(frame.column(n).type)]
-    numbers = [name for name in features if name not in chosen]
-    for name in numbers:
-        if pa.types.is_null(frame.column(name).type):
-            raise DataError(
-                f"{frame.where}: column {name!r} is empty: leave it out with data.columns"
-            )
-    return numbers, chosen
+    return [name for name in features if name not in chosen], chosen
 
 
 def learn_categories(frame: Frame, name: str, rows: np.ndarray[Any, Any], size: int) -> list[Any]:

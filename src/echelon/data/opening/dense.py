@@ -13,7 +13,7 @@ from echelon.core.config.data import DataSection
 from echelon.core.errors import DataError
 from echelon.core.protocols import BatchSource
 from echelon.data.batch import dense
-from echelon.data.opening.features import find_features, input_maker, prepared
+from echelon.data.opening.features import find_features, input_maker, prepared, stored_figures
 from echelon.data.opening.frames import Frame
 from echelon.data.opening.origin import Origin, check_fitted, open_origin
 from echelon.data.opening.splits import Splits, fit_moments, mean_and_std, split_rows
@@ -63,7 +63,9 @@ def _open(section: DataSection, seed: int, origin: Origin, fitted: dict[str, Any
         kept, held = split_rows(len(y), section.held_out, seed, classes)
     raw = _chosen(_source(origin.train, fitted, {"y": y}), kept)
     shape = _shape(raw)
-    fitted |= {"shape": list(shape), **mean_and_std(fit_moments(raw, "x", shape))}
+    known = stored_figures(origin.train, fitted["features"], shape) if kept is None else None
+    fitted |= known or mean_and_std(fit_moments(raw, "x", shape))
+    fitted["shape"] = list(shape)
     whole = _source(origin.train, fitted, {"y": y})
     train = _chosen(whole, kept)
     valid = _chosen(whole, held) if origin.valid is None else _known_source(origin.valid, fitted)
@@ -80,7 +82,7 @@ def _open_new(origin: Origin, fitted: Mapping[str, Any]) -> Splits:
 
 def _known_source(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
     """Samples of the fitted shape, with `y` if their target is there."""
-    known = fitted["target"] in frame.names
+    known = frame.has(fitted["target"])
     source = _source(frame, fitted, {"y": _targets(frame, fitted)} if known else {})
     if _shape(source) != tuple(fitted["shape"]):
         raise DataError(

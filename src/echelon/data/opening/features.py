@@ -16,6 +16,7 @@ from echelon.core.protocols import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 from echelon.data.opening.frames import Frame
+from echelon.data.shards.manifest import read_manifest
 from echelon.data.shards.source import ShardSource
 from echelon.data.sources import ColumnSource
 
@@ -30,10 +31,19 @@ def find_features(
     if wanted is not None:
         for name in wanted:
             frame.column(name, "data.columns:")
-        return tuple(name for name in wanted if name not in without)
+        return _filled_in(frame, tuple(name for name in wanted if name not in without))
     names = tuple(name for name in frame.names if name not in without)
     if not names:
         raise DataError(f"{frame.where}: has no columns beside {', '.join(without)}")
+    return _filled_in(frame, names)
+
+
+def _filled_in(frame: Frame, names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not frame.has(name):
+            raise DataError(
+                f"{frame.where}: column {name!r} is empty: leave it out with data.columns"
+            )
     return names
 
 
@@ -89,6 +99,24 @@ def input_maker(
     return prepare
 
 
+def stored_figures(
+    frame: Frame, features: Sequence[str], shape: tuple[int, ...]
+) -> dict[str, list[float]] | None:
+    """Mean and deviation as the manifest has them, where it has just these: a pass is spared."""
+    if frame.stored is None or len(features) != 1:
+        return None
+    manifest = read_manifest(frame.stored)
+    (field,) = (field for field in manifest.schema if field.name == features[0])
+    if field.shape != shape:
+        return None
+    known = manifest.statistics[field.name]
+    figures = {key: np.atleast_1d(known[key]) for key in ("min", "max", "mean", "std")}
+    if any(values.dtype == object for values in figures.values()):
+        return None  # a feature without a single value
+    std = np.where(figures["max"] > figures["min"], figures["std"], 1.0)
+    return {"mean": figures["mean"].astype(float).tolist(), "std": std.astype(float).tolist()}
+
+
 def filled(x: Tensor, mean: Tensor) -> Tensor:
     if not x.is_floating_point():
         return x
@@ -126,10 +154,9 @@ def _shaped(values: Tensor) -> Tensor:
 def _only_numbers(frame: Frame, features: Sequence[str]) -> None:
     for name in features:
         kind = frame.column(name).type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
-            what = "empty" if pa.types.is_null(kind) else "text"
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             raise DataError(
-                f"{frame.where}: column {name!r} is {what}, not numbers: leave it out with "
+                f"{frame.where}: column {name!r} is text, not numbers: leave it out with "
                 f"data.columns, or choose a task that takes categories"
             )
         if isinstance(kind, pa.FixedShapeTensorType) and len(features) > 1:

@@ -33,6 +33,10 @@ class Frame:
         rows: int = self.table.num_rows
         return rows
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a column, with anything in it."""
+        return name in self.names and not pa.types.is_null(self.table.column(name).type)
+
     def column(self, name: str, what: str = "column") -> Any:
         if name not in self.names:
             raise DataError(f"{self.where}: {unknown(what, name, self.names)}")
@@ -42,6 +46,8 @@ class Frame:
         """A column of numbers, [N] or [N, …]; missing ones become NaN."""
         column = self.column(name)
         kind = column.type
+        if pa.types.is_null(kind):
+            return np.full(len(self), np.nan, np.float32)
         if isinstance(kind, pa.FixedShapeTensorType):
             parts = [chunk.to_numpy_ndarray() for chunk in column.chunks]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -73,9 +79,13 @@ class Frame:
         return values.reshape(len(column), -1)
 
 
-def load(part: Part, options: Mapping[str, Any] | None = None) -> Frame:
-    """Read a part into memory."""
+def load(
+    part: Part, options: Mapping[str, Any] | None = None, types: Mapping[str, str] | None = None
+) -> Frame:
+    """Read a part into memory; `types` are for formats that do not say their columns' types."""
     given = {**part.options, **(options or {})}
+    if types and part.format in ("csv", "tsv"):
+        given["types"] = {**types, **given.get("types", {})}
     tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
     if len(tables) == 1:
         stored = part.paths[0] if part.format == "shards" else None

@@ -64,11 +64,9 @@ def open_language(
 
 
 def _kind(section: DataSection) -> TokenKind:
-    if "tokens" not in section.model_fields_set:
-        return "characters"
     if section.tokens == "words":
         raise DataError("data.tokens: a language model reads characters or bytes, not words")
-    return section.tokens
+    return section.tokens or "characters"
 
 
 def _stride(section: DataSection) -> int | None:
@@ -93,8 +91,7 @@ def _read(part: Part, kind: TokenKind) -> Tokens:
 
 
 def _cut(section: DataSection, tokens: Tokens) -> tuple[Tokens, Tokens]:
-    held_out = section.held_out if "held_out" in section.model_fields_set else HELD_OUT
-    kept = int(len(tokens.flat) * (1 - held_out))
+    kept = int(len(tokens.flat) * (1 - (section.held_out or HELD_OUT)))
     halves = tokens.flat[:kept], tokens.flat[kept:]
     first, second = (Tokens(tokens.kind, half, np.array([len(half)])) for half in halves)
     return first, second

@@ -15,6 +15,8 @@ from echelon.core.protocols import BatchSource
 from echelon.data.moments import Moments
 from echelon.data.sources import ColumnSource, Subset
 
+HELD_OUT = 0.2
+"""The part that is held out where the job does not say."""
 _SPLIT_TAG = 0x5911
 _MOMENT_BYTES = 8 << 20
 
@@ -36,10 +38,10 @@ class Splits:
 
 
 def split_rows(
-    rows: int, held_out: float, seed: int, classes: np.ndarray[Any, Any] | None = None
+    rows: int, held_out: float | None, seed: int, classes: np.ndarray[Any, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Training and held-out rows, in file order; of every class the same part is held out."""
-    count = min(max(round(rows * held_out), 1), rows - 1)
+    count = min(max(round(rows * (held_out or HELD_OUT)), 1), rows - 1)
     if rows < 2:
         raise DataError(f"{rows} record is too few to hold some out")
     drawn = np.random.default_rng([_SPLIT_TAG, seed]).random(rows)
@@ -67,7 +69,7 @@ def _quantiles(classes: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]) -> np
 
 def split_columns(
     columns: Mapping[str, np.ndarray[Any, Any]],
-    held_out: float,
+    held_out: float | None,
     seed: int,
     classes: np.ndarray[Any, Any] | None = None,
 ) -> tuple[BatchSource, BatchSource]:

@@ -102,7 +102,7 @@ def _open(section: DataSection, seed: int, origin: Origin) -> Splits:
 
 def _known_source(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
     others = {}
-    if fitted["target"] in frame.names:
+    if frame.has(fitted["target"]):
         classes = Classes(fitted["classes"], fitted["labels"])
         others["y"] = classes.encode(frame, fitted["target"]).astype(np.float32)
     make = ready_source if fitted["form"] == "ready" else fields_source

@@ -33,7 +33,9 @@ def open_text(
     With `fitted` nothing is learnt again, all records are held out, and `y` is absent where the
     target is.
     """
-    origin = open_origin(section, new=fitted is not None)
+    text = section.text if fitted is None else fitted.get("text", section.text)
+    # A text such as "007" is to be read as it stands.
+    origin = open_origin(section, new=fitted is not None, types={text: "string"})
     if fitted is None:
         return _open(section, seed, origin)
     check_fitted(fitted, "text")
@@ -48,7 +50,7 @@ def _open(section: DataSection, seed: int, origin: Origin) -> Splits:
     target = find_target(frame, section.target)
     classes = Classes.fit(frame, target, origin.class_names)
     y = classes.encode(frame, target)
-    tokens = tokenise(_texts(frame, section.text), section.tokens)
+    tokens = tokenise(_texts(frame, section.text), section.tokens or "words")
     rows = np.arange(len(frame))
     if origin.valid is None:
         kept, held = split_rows(len(frame), section.held_out, seed, y)
@@ -76,7 +78,7 @@ def _open(section: DataSection, seed: int, origin: Origin) -> Splits:
 def _new_source(frame: Frame, fitted: Mapping[str, Any]) -> ColumnSource:
     texts = _texts(frame, fitted["text"])
     x = Vocabulary.from_json(fitted).encode_padded(texts, fitted["length"])
-    if fitted["target"] not in frame.names:
+    if not frame.has(fitted["target"]):
         return ColumnSource({"x": x})
     classes = Classes(fitted["classes"], fitted["labels"])
     return ColumnSource({"x": x, "y": classes.encode(frame, fitted["target"])})
@@ -94,7 +96,7 @@ def _texts(frame: Frame, name: str) -> list[str]:
 
 
 def _learn_words(section: DataSection, tokens: Tokens) -> Vocabulary:
-    often = section.tokens == "words" and len(tokens.lengths) >= _ENOUGH
+    often = tokens.kind == "words" and len(tokens.lengths) >= _ENOUGH
     return Vocabulary.of(tokens, section.vocabulary, at_least=2 if often else 1)
 
 

@@ -1,0 +1,82 @@
+"""Plain values → a section, strictly; what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+
+from echelon.core.config.base import Section
+from echelon.core.errors import ConfigError, KeyPath, nearest
+
+S = TypeVar("S", bound=Section)
+
+
+def checked(kind: type[S], values: Mapping[str, Any], at: KeyPath = ()) -> S:
+    """`values` as a section that stands `at` this place of a job; the first fault raises."""
+    try:
+        # Through JSON: strict there refuses "32" for 32 but still takes a list for a tuple.
+        return kind.model_validate_json(json.dumps(dict(values)), strict=True)
+    except TypeError as error:
+        raise ConfigError(f"{_dotted(at)}a value is not plain data: {error}", at) from None
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        inside = _known_part(kind, faults[0]["loc"])
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        message = _explained(kind, faults[0], inside, at)
+        raise ConfigError(message + more, (*at, *inside)) from None
+
+
+def _dotted(path: KeyPath) -> str:
+    """`a.b: `, or nothing for the job itself."""
+    return ".".join(map(str, path)) + ": " if path else ""
+
+
+def _explained(kind: type[Section], fault: Mapping[str, Any], inside: KeyPath, at: KeyPath) -> str:
+    key = ".".join(map(str, (*at, *inside)))
+    if fault["type"] == "extra_forbidden":
+        choices = sorted(_section_at(kind, inside[:-1]).model_fields)
+        hint = _hint(str(inside[-1]), choices)
+        return f"key {key!r} is unknown{hint} (choices: {', '.join(choices)})"
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    value, rule, hint = fault["input"], str(fault["msg"]), ""
+    if fault["type"] == "literal_error" and isinstance(value, str):
+        hint = _hint(value, str(fault["ctx"]["expected"]).split("'")[1::2])
+    return f"{key} = {value!r}: {rule[0].lower()}{rule[1:]}{hint}"
+
+
+def _hint(value: str, choices: list[str]) -> str:
+    near = nearest(value, choices)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _known_part(kind: type[Section], loc: Sequence[str | int]) -> KeyPath:
+    """Keys and places in lists, without what pydantic adds for the branches of a union."""
+    path: list[str | int] = []
+    section: type[Section] | None = kind
+    for part in loc:
+        if section is not None:
+            path.append(part)
+            field = section.model_fields.get(str(part))
+            section = _section_in(field.annotation) if field is not None else None
+        elif isinstance(part, int):
+            path.append(part)
+    return tuple(path)
+
+
+def _section_at(kind: type[Section], path: KeyPath) -> type[Section]:
+    for part in path:
+        inner = _section_in(kind.model_fields[str(part)].annotation)
+        assert inner is not None, f"{part} is no section"
+        kind = inner
+    return kind
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
