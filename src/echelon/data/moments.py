@@ -36,10 +36,13 @@ class Moments:
 
     def add(self, values: np.ndarray[Any, Any]) -> None:
         """Take in samples [N, *shape]."""
+        if not values.size:
+            return
+        per_group = math.prod(self.shape) // max(1, len(self.count))
         rows = max(1, _BLOCK // max(1, math.prod(self.shape)))
         for start in range(0, len(values), rows):
             block = values[start : start + rows]
-            grouped = block.reshape(len(block), len(self.count), -1)
+            grouped = block.reshape(len(block), len(self.count), per_group)
             self._merge(*(_byte_figures(grouped) if block.dtype == np.uint8 else _figures(grouped)))
 
     def _merge(self, count: Any, mean: Any, squares: Any, low: Any, high: Any) -> None:

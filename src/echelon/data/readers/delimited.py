@@ -59,6 +59,8 @@ def _read(
                     _text_is_utf8(path, batch, rows + (names is None))
                     rows += batch.num_rows
                     yield batch
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:1: a column's name is not UTF-8: {error.reason}") from None
         except pa.ArrowException as error:
             raise DataError(_told(path, error)) from None
     if rows == 0:
@@ -125,6 +127,8 @@ def _told(path: Path, error: Exception) -> str:
     row = _ROW.search(message)
     where = f"{path}:{row[1]}" if row else f"{path}"
     message = re.sub(r"^(CSV parse error|In CSV column #\d+): (Row #\d+: )?", "", message)
+    if "invalid UTF8" in message:
+        return f"{where}: not UTF-8"
     if "conversion error" in message:
         column = _COLUMN.search(str(error))
         number = f"column {column[1]}: " if column else ""

@@ -14,6 +14,7 @@ from echelon.core.errors import DataError
 from echelon.data.readers.stream import open_native
 
 BLOCK = 32 << 20
+_INDEX = re.compile(r"at string index (\d+)")
 _ROW = re.compile(r" in row (\d+)$")
 
 
@@ -25,12 +26,22 @@ def read_jsonl(path: Path, *, block: int = BLOCK) -> Iterator[Any]:
             options = pa.json.ReadOptions(use_threads=False, block_size=block)
             with pa.json.open_json(stream, options) as reader:
                 for batch in reader:
+                    _text_is_utf8(path, batch, rows)
                     rows += batch.num_rows
                     yield batch
         except pa.ArrowException as error:
             raise DataError(_told(path, str(error).splitlines()[0], rows)) from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8, after line {rows}: {error.reason}") from None
+
+
+def _text_is_utf8(path: Path, batch: Any, rows: int) -> None:
+    """Arrow's parser takes bytes as they come."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            index = _INDEX.search(str(error))
+            line = rows + int(index[1]) + 1 if index and pa.types.is_string(field.type) else rows
+            raise DataError(f"{path}:{line}: {field.name!r} is not UTF-8") from None
 
 
 def _told(path: Path, message: str, rows: int) -> str:

@@ -15,7 +15,7 @@ import torch
 from echelon.core.errors import DataError
 from echelon.core.types import Sparse
 from echelon.data.shards.encode_arrow import encode_arrow
-from echelon.data.shards.schema import DTYPES, Field, Schema, arrow_schema, unsupported
+from echelon.data.shards.schema import DTYPES, Field, Schema, arrow_schema, check_names, unsupported
 
 Values: TypeAlias = Any
 """An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
@@ -38,6 +38,7 @@ def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]
         raise DataError("a batch has no columns")
     _same_rows(pairs)
     schema = tuple(field for field, _ in pairs)
+    check_names(schema)
     arrays = [array for _, array in pairs]
     return schema, pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
 

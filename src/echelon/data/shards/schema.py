@@ -135,5 +135,19 @@ def same_schema(expected: Schema, found: Schema, where: str) -> None:
             raise DataError(f"{where}: column {new.name!r} is {new}; before it was {old}")
 
 
+def check_names(schema: Schema) -> None:
+    """Refuse names that a batch could not tell apart."""
+    names = [field.name for field in schema]
+    lengths = [length_name(field.name) for field in schema if field.kind == "sequence"]
+    for name in (*names, *lengths):
+        if [*names, *lengths].count(name) > 1:
+            raise DataError(f"two columns of a batch would be called {name!r}")
+
+
+def length_name(sequence: str) -> str:
+    """The column that says how long each sequence of a batch is."""
+    return f"{sequence}_length"
+
+
 def unsupported(name: str, what: object, accepted: Sequence[str]) -> DataError:
     return DataError(f"column {name!r} is {what}; it must be one of: {', '.join(accepted)}")

@@ -14,7 +14,7 @@ from echelon.core.types import Batch
 from echelon.data.shards.file import open_shards, verify_shard
 from echelon.data.shards.gather import Piece, gather_dense, gather_sequence, gather_sparse, plan
 from echelon.data.shards.manifest import Manifest, read_manifest
-from echelon.data.shards.schema import Field, Schema
+from echelon.data.shards.schema import Field, Schema, length_name
 
 
 class ShardSource:
@@ -80,7 +80,7 @@ def _gather_into(batch: Batch, field: Field, pieces: Sequence[Piece], count: int
     else:
         values, lengths = gather_sequence(field, pieces, count)
         batch[field.name] = values
-        batch[f"{field.name}_length"] = lengths
+        batch[length_name(field.name)] = lengths
 
 
 def _chosen(manifest: Manifest, columns: Sequence[str] | None, folder: Path) -> Schema:
