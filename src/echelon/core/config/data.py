@@ -9,7 +9,18 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from echelon.core.config.base import Section
 
 Format = Literal[
-    "auto", "shards", "csv", "tsv", "jsonl", "parquet", "numpy", "idx", "images", "text"
+    "auto",
+    "shards",
+    "csv",
+    "tsv",
+    "jsonl",
+    "parquet",
+    "numpy",
+    "idx",
+    "images",
+    "text",
+    "criteo",
+    "movielens",
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
