@@ -23,13 +23,26 @@ def doctor(
     """Check this machine and say what each finding means for training."""
     from echelon.track.checks import check_all
 
-    checks = check_all(folder)
+    checks = [*check_all(folder), _half_precision()]
     failed = any(check.verdict == "fail" for check in checks)
     if as_json:
         _print_json(checks, failed)
     else:
         _print_table(checks)
     raise typer.Exit(1 if failed else 0)
+
+
+def _half_precision() -> Check:
+    from echelon.strategy.half import state_of_bf16
+    from echelon.track.checks import Check
+
+    state = state_of_bf16()
+    meaning = {
+        "works": "precision: bf16 can be used.",
+        "works without AMX": "This CPU announces AMX, but it crashes; Echelon switches it off.",
+        "crashes": "Use precision: fp32 on this machine.",
+    }
+    return Check("bf16", "warn" if state == "crashes" else "ok", state, meaning[state])
 
 
 def _print_json(checks: list[Check], failed: bool) -> None:

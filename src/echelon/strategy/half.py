@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import time
+from typing import Literal
 
 import torch
 
@@ -21,6 +22,14 @@ from echelon.core.errors import ConfigError
 
 _DEADLINE = 20.0
 _WITHOUT_AMX = "AVX512_CORE_BF16"
+
+
+def state_of_bf16() -> Literal["works", "works without AMX", "crashes"]:
+    """What `precision: bf16` is like on this CPU."""
+    if _survives(torch.bfloat16):
+        return "works"
+    os.putenv("ONEDNN_MAX_CPU_ISA", _WITHOUT_AMX)
+    return "works without AMX" if _survives(torch.bfloat16) else "crashes"
 
 
 def make_usable(device: torch.device, precision: str) -> None:

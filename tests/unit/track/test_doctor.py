@@ -45,6 +45,7 @@ def test_this_machine_is_fit_to_run_the_tests() -> None:
         "gpu",
         "ports",
         "store",
+        "bf16",
     ]
     assert found["ok"] is (code == 0)
     by_name = {check["name"]: check for check in found["checks"]}
