@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -36,10 +36,10 @@ class Vocabulary:
         if kind == "words":
             self._numbers = {token: number for number, token in enumerate(tokens, 2)}
             return
-        codes = np.array([token if isinstance(token, int) else ord(token) for token in tokens])
+        codes = [token if isinstance(token, int) else ord(token) for token in tokens]
         # One entry per character there can be: encoding a text is then a single look-up.
         self._table = np.full(0x110000 if kind == "characters" else 256, UNKNOWN, np.int32)
-        self._table[codes.astype(np.int64)] = np.arange(2, len(codes) + 2)
+        self._table[np.array(codes, np.int64)] = np.arange(2, len(codes) + 2)
 
     @classmethod
     def fit(
@@ -51,12 +51,11 @@ class Vocabulary:
     @classmethod
     def of(cls, tokens: Tokens, size: int = 30_000, at_least: int = 1) -> Self:
         """The same for texts that are cut into tokens already."""
-        kept = [(count, token) for token, count in _count(tokens) if count >= at_least]
-        kept.sort(key=lambda pair: (-pair[0], pair[1]))
-        chosen = [token for _, token in kept[:size]]
-        if tokens.kind == "characters":
-            chosen = [chr(cast(int, token)) for token in chosen]
-        return cls(tokens.kind, chosen)
+        counts = np.bincount(tokens.flat)
+        codes = np.flatnonzero(counts >= max(1, at_least)).tolist()
+        names: list[str | int] = [_name(tokens, code) for code in codes]
+        pairs = sorted(zip((-counts[codes]).tolist(), names, strict=True))
+        return cls(tokens.kind, [name for _, name in pairs[:size]])
 
     def __len__(self) -> int:
         """How many numbers there are, padding and unknown included."""
@@ -69,11 +68,12 @@ class Vocabulary:
     def number(self, tokens: Tokens) -> Ragged:
         """The same for texts that are cut into tokens already."""
         assert tokens.kind == self.kind
-        if not isinstance(tokens.flat, list):
-            return Ragged(self._table[tokens.flat], tokens.lengths)
-        find = self._numbers.get
-        numbers = (find(token, UNKNOWN) for token in tokens.flat)
-        return Ragged(np.fromiter(numbers, np.int32, len(tokens.flat)), tokens.lengths)
+        table = self._table_of(tokens.words) if self.kind == "words" else self._table
+        return Ragged(table[tokens.flat], tokens.lengths)
+
+    def _table_of(self, words: Sequence[str]) -> np.ndarray[Any, Any]:
+        numbers = map(self._numbers.get, words, repeat(UNKNOWN))
+        return np.fromiter(numbers, np.int32, len(words))
 
     def encode_padded(self, texts: Sequence[str], length: int) -> np.ndarray[Any, Any]:
         """The first `length` tokens of each text, int64 [N, length], padded with 0."""
@@ -111,9 +111,7 @@ def padded(ragged: Ragged, length: int) -> np.ndarray[Any, Any]:
     return out
 
 
-def _count(tokens: Tokens) -> list[tuple[str | int, int]]:
-    if isinstance(tokens.flat, list):
-        return list(Counter(tokens.flat).items())
-    counts = np.bincount(tokens.flat)
-    found = np.flatnonzero(counts)
-    return list(zip(found.tolist(), counts[found].tolist(), strict=True))
+def _name(tokens: Tokens, code: int) -> str | int:
+    if tokens.kind == "words":
+        return tokens.words[code]
+    return chr(code) if tokens.kind == "characters" else code

@@ -40,7 +40,9 @@ def touch(folder: Path, *names: str) -> str:
         (["training_set.jsonl"], "training_set.jsonl", None),
         (["train/cat/1.png", "test/cat/1.png"], "train", "test"),
         (["train/a.csv", "val/a.csv"], "train/a.csv", "val/a.csv"),
+        (["train/a.csv", "val/a.csv", ".git/config", "notes/x.txt"], "train/a.csv", "val/a.csv"),
         (["cat/1.png", "dog/1.png"], "", None),
+        (["bus/1.png", "train/1.png"], "", None),
         (["one.txt", "two.txt"], "", None),
     ],
 )
@@ -57,7 +59,7 @@ def test_numbered_files_are_pieces_of_one_set(tmp_path: Path) -> None:
     parts = find_parts(folder)
     assert [path.name for path in parts.train.paths] == ["train-00.parquet", "train-01.parquet"]
     assert parts.train.format == "parquet"
-    assert parts.train.where.endswith("train-00.parquet and the next")
+    assert parts.train.where.endswith("train-00.parquet and 1 more")
 
 
 def test_a_held_out_path_of_its_own_wins(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_stated_format_takes_files_of_any_name(tmp_path: Path) -> None:
     [
         (["mr.tsv", "subj.tsv"], "holds more than one data set; set path to one of: mr.tsv, subj"),
         (["sst2-train.tsv", "trec-train.tsv"], "more than one data set; set path to one of: sst2"),
-        (["wiki.valid.txt", "wiki.test.txt"], "has no training part, only test, valid"),
+        (["wiki.valid.txt", "wiki.test.txt"], "has no training part; set path"),
         (["notes.docx"], "its format cannot be told from its content"),
     ],
 )
@@ -107,6 +109,14 @@ def test_a_folder_that_is_not_clear_is_refused(
     with pytest.raises(DataError) as error:
         find_parts(touch(tmp_path, *names))
     assert message in str(error.value)
+
+
+def test_new_data_may_be_a_held_out_part_alone(tmp_path: Path) -> None:
+    folder = touch(tmp_path, "test.csv")
+    assert find_parts(folder, new=True).train.paths == (tmp_path / "test.csv",)
+    touch(tmp_path, "train.csv")
+    parts = find_parts(folder, new=True)
+    assert (parts.train.paths, parts.valid) == ((tmp_path / "test.csv",), None)
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:

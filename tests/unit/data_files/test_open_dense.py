@@ -163,6 +163,12 @@ def test_label_names_come_from_a_file_beside(tmp_path: Path) -> None:
     assert classes(tmp_path / "a.csv").labels == ("0", "1")
 
 
+def test_truths_are_numbers_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,y\ntrue,0\nfalse,1\n")
+    splits = classes(tmp_path / "a.csv", valid_path=str(tmp_path / "a.csv"))
+    assert column(splits.train, "x").tolist() == [[1], [0]]
+
+
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
@@ -170,12 +176,15 @@ def test_label_names_come_from_a_file_beside(tmp_path: Path) -> None:
         ([1.0, 0.0], ("0", "1")),
         ([7, -1], ("-1", "7")),
         ([True, False], ("False", "True")),
+        (pa.array(["yes", "no"] * 10).dictionary_encode(), ("no", "yes")),
     ],
 )
 def test_classes_may_be_words_numbers_or_truths(
-    values: list[Any], labels: tuple[str, ...], tmp_path: Path
+    values: Any, labels: tuple[str, ...], tmp_path: Path
 ) -> None:
-    table = pa.table({"a": np.arange(20.0), "label": values * 10})
+    table = pa.table(
+        {"a": np.arange(20.0), "label": values * 10 if isinstance(values, list) else values}
+    )
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     splits = classes(tmp_path / "a.parquet")
     assert splits.labels == labels
@@ -289,6 +298,15 @@ def test_missing_numbers_in_shards_get_the_mean_too(tmp_path: Path) -> None:
     assert column(splits.train, "x").tolist() == [[1, 6], [3, 4], [3, 8], [5, 6]]
 
 
+def test_images_in_shards_are_turned_as_others_are(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (8, 6, 5, 3), np.uint8)
+    for part in ("train", "test"):
+        write_shards(tmp_path / part, [{"x": x, "y": np.arange(8) % 2}])
+    splits = classes(tmp_path)
+    assert splits.shape == (3, 6, 5)
+    assert splits.fitted["mean"] == pytest.approx(x.mean((0, 1, 2)).tolist())
+
+
 def test_a_feature_of_nothing_but_gaps_becomes_zero(tmp_path: Path) -> None:
     x = np.array([[1, np.nan], [3, np.nan]], np.float32)
     for part in ("train", "test"):
@@ -364,5 +382,5 @@ def test_pieces_of_one_set_are_read_one_after_the_other(tmp_path: Path) -> None:
     splits = classes(tmp_path)
     assert len(splits.train) + len(column(splits.valid, "x")) == 50
     (tmp_path / "part-2.csv").write_text("a,b,label\nx,y,z\n")
-    with pytest.raises(DataError, match=r"part-0.csv and the next: its files differ"):
+    with pytest.raises(DataError, match=r"part-0.csv and 2 more: its files differ"):
         classes(tmp_path)

@@ -16,7 +16,7 @@ from torch import Tensor
 from echelon.core.config import DataSection
 from echelon.core.errors import DataError
 from echelon.core.protocols import BatchSource
-from echelon.data import Splits, open_table, write_shards
+from echelon.data import Splits, open_table, read, write_shards
 
 
 def column(source: BatchSource | None, name: str) -> Tensor:
@@ -205,3 +205,12 @@ def test_columns_that_changed_their_type_are_refused(tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text('{"shop":1,"n":[1,2]}\n')
     with pytest.raises(DataError, match="column 'n' has several numbers per record"):
         open_table(DataSection(path=str(tmp_path / "new.jsonl")), 0, fitted=fitted)
+
+
+def test_fields_are_read_from_tsv_and_from_shards_alike(tmp_path: Path) -> None:
+    lines = "".join(f"w{row % 4}\t{row}\t{row % 2}\n" for row in range(40))
+    (tmp_path / "a.tsv").write_text("word\tn\tlabel\n" + lines)
+    write_shards(tmp_path / "set", read(tmp_path / "a.tsv"))
+    one, other = table(tmp_path / "a.tsv"), table(tmp_path / "set")
+    assert one.fitted == other.fitted
+    assert torch.equal(column(one.train, "ids"), column(other.train, "ids"))

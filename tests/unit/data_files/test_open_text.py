@@ -72,6 +72,8 @@ def test_long_texts_are_cut_where_no_length_is_set(tmp_path: Path) -> None:
 def test_a_held_out_word_is_not_learnt(tmp_path: Path) -> None:
     lines = "".join(f"{row % 2}\tcommon word{row}\n" for row in range(50))
     (tmp_path / "a.tsv").write_text("label\ttext\n" + lines)
+    letters = texts(tmp_path / "a.tsv", held_out=0.4, tokens="characters")
+    assert len(letters.train) == 30
     splits = texts(tmp_path / "a.tsv", held_out=0.4)
     assert len(splits.train) == 30
     assert (column(splits.valid, "x")[:, 1] == 1).all()
@@ -117,6 +119,7 @@ def test_other_columns_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     splits = texts(tmp_path / "a.jsonl", text="review", target="stars")
     assert splits.labels == ("0", "1", "2")
+    assert texts(tmp_path / "a.jsonl", text="stars", target="stars").shape == (1,)
     with pytest.raises(DataError, match="text column 'text' is unknown"):
         texts(tmp_path / "a.jsonl", target="stars")
     (tmp_path / "b.jsonl").write_text('{"text":[1],"label":0}\n{"text":[2],"label":1}\n')

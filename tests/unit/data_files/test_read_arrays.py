@@ -229,6 +229,9 @@ def test_bad_texts_are_named_with_their_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b.txt: empty"):
         table(tmp_path / "b.txt")
     (tmp_path / "void").mkdir()
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose" / "1.txt").write_text("no class")
+    assert table(tmp_path / "loose").to_pydict() == {"text": ["no class"]}
     with pytest.raises(DataError, match="holds no texts"):
         table(tmp_path / "void", "text")
     with pytest.raises(DataError, match=r"void: is a folder, not a file"):

@@ -18,6 +18,7 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.data import read, write_shards
+from echelon.data.readers.stream import read_bytes
 
 
 def table(path: Path, format: str = "auto", **options: Any) -> Any:
@@ -127,7 +128,11 @@ def test_a_type_can_be_set_where_the_first_block_misleads(write: Write) -> None:
         ("a.csv", b"", "a.csv: empty"),
         ("a.csv", b"a,b\n", "a.csv: empty: it has a header but no records"),
         ("a.csv", b"a,a\n1,2\n", "a.csv:1: two columns are called 'a'"),
-        ("a.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:60], "a.csv.gz: damaged or trun"),
+        (
+            "a.csv.gz",
+            gzip.compress(b"a,b\n" + b"1,2\n" * 9999, mtime=0)[:60],
+            "a.csv.gz: damaged or trun",
+        ),
         ("a.csv.xz", lzma.compress(b"a,b\n" + b"1,2\n" * 9999)[:80], "a.csv.xz: damaged or trun"),
         ("a.csv.gz", b"a,b\n1,2\n", "a.csv.gz: damaged or truncated after 0 bytes"),
         ("a.jsonl", b'{"a":1}\n{"a":}\n', "a.jsonl:2: not a JSON object like those before it"),
@@ -210,3 +215,21 @@ def test_a_process_that_has_read_tables_ends_cleanly(write: Write) -> None:
         [sys.executable, "-c", f"{code}\n    list(read(p))"], capture_output=True, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_damage_far_into_a_packed_file_is_found(write: Write) -> None:
+    random = np.random.default_rng(0).integers(0, 10**9, (200_000, 2))
+    content = "a,b\n" + "\n".join(f"{a},{b}" for a, b in random.tolist())
+    packed = gzip.compress(content.encode(), 1)
+    torn = write("torn.csv.gz", packed[: len(packed) * 3 // 4])
+    with pytest.raises(DataError, match=r"torn.csv.gz: damaged or truncated: "):
+        table(torn)
+    hurt = bytearray(packed)
+    hurt[-6] ^= 255  # its checksum
+    with pytest.raises(DataError, match=r"hurt.csv.gz: damaged or truncated: "):
+        table(write("hurt.csv.gz", bytes(hurt)))
+
+
+def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone.txt: cannot be opened: No such file"):
+        read_bytes(tmp_path / "gone.txt")

@@ -80,10 +80,11 @@ def test_offsets_that_lead_outside_are_refused_even_unverified(tmp_path: Path) -
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"corrupt: offsets of column 'x', record 49"):
         ShardSource(tmp_path / "set").gather(torch.arange(60))
-    content[at + 8 * 100 : at + 8 * 101] = np.int64(10**9).tobytes()
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"shard-00000.arrow: "):
-        ShardSource(tmp_path / "set")
+    for last, message in ((10**9, "not a whole Arrow file"), (297, "corrupt: offsets of column")):
+        content[at + 8 * 100 : at + 8 * 101] = np.int64(last).tobytes()
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"shard-00000.arrow: {message}"):
+            ShardSource(tmp_path / "set")
 
 
 def other_arrow(path: Path, table: Any) -> None:
@@ -103,6 +104,11 @@ def scribble(path: Path) -> None:
     path.write_bytes(b"\0" * path.stat().st_size)
 
 
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -110,6 +116,7 @@ def scribble(path: Path) -> None:
         (truncate, "truncated: "),
         (lengthen, "too long: "),
         (scribble, "not a whole Arrow file: "),
+        (replace_by_folder, "is not a file; it holds "),
     ],
 )
 def test_a_missing_short_long_or_overwritten_file_is_found_at_once(
@@ -120,6 +127,7 @@ def test_a_missing_short_long_or_overwritten_file_is_found_at_once(
         ShardSource(folder)
     assert f"shard-00001.arrow: {message}" in str(error.value)
     assert "records 1000–1999" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -208,3 +216,27 @@ def test_a_manifest_with_too_few_checksums_is_not_trusted(folder: Path) -> None:
     manifest.write_text(json.dumps(plain))
     with pytest.raises(DataError, match=r"shard-00000.arrow: corrupt"):
         verify_shards(folder)
+
+
+def test_damage_to_texts_is_found_too(tmp_path: Path) -> None:
+    write_shards(tmp_path / "set", [{"text": ["some words"] * 100, "x": [[]] * 100}])
+    path = tmp_path / "set" / "shard-00000.arrow"
+    flip(path, path.read_bytes().find(b"some wordssome"))
+    with pytest.raises(DataError, match=r"checksum of block 0 is wrong; column 'x', records 0–99"):
+        verify_shards(tmp_path / "set")
+    write_shards(tmp_path / "texts", [{"text": ["some words"] * 100}])
+    path = tmp_path / "texts" / "shard-00000.arrow"
+    flip(path, path.read_bytes().find(b"some wordssome"))
+    with pytest.raises(DataError, match=r"checksum of block 0 is wrong; records 0–99"):
+        verify_shards(tmp_path / "texts")
+
+
+def test_a_file_that_cannot_be_mapped_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unable to mmap 3081098 bytes: Cannot allocate memory\nC++ frames …")
+
+    monkeypatch.setattr(torch, "from_file", refuse)
+    with pytest.raises(DataError, match=r"shard-00000.arrow: cannot be mapped: .* memory; it hol"):
+        ShardSource(folder)

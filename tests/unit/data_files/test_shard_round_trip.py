@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echelon.core.errors import DataError
 from echelon.core.types import Sparse
 from echelon.data import ShardSource, read, write_shards
 from echelon.data.batch import dense
@@ -136,6 +137,8 @@ def test_shards_read_again_and_written_again_are_the_same(tmp_path: Path) -> Non
     again = ShardSource(tmp_path / "b").gather(torch.arange(ROWS))
     assert torch.equal(dense(again, "x"), whole["x"])
     check_sparse(again["bag"], whole["bag"], list(range(ROWS)))
+    with pytest.raises(DataError, match="column 'txt' is unknown; did you mean 'text'"):
+        list(read(tmp_path / "a", columns=["txt"]))
     table = pa.Table.from_batches(list(read(tmp_path / "a", columns=["text", "flag"])))
     assert table.column("text").to_pylist() == whole["text"]
     assert table.column("flag").to_pylist() == whole["flag"].tolist()

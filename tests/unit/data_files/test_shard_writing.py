@@ -112,6 +112,7 @@ def test_the_files_are_plain_arrow_for_anybody(tmp_path: Path) -> None:
         ([{}], "a batch has no columns"),
         ([{"x": np.ones(3), "y": np.ones(2)}], "column 'y' has 2 rows, column 'x' has 3"),
         ([numbers(2), {"x": np.ones(2)}], "batch 1: column 'x' is dense float64; before it was"),
+        ([{"x": ["a"]}, {"x": [1]}], "batch 1: column 'x' is dense int64; before it was string"),
         ([numbers(2), {"z": np.ones(2)}], "batch 1: the columns are z; before they were x"),
         ([{"x": 3}], "column 'x' is a int"),
         ([{"x": "abc"}], "column 'x' is a str"),
@@ -174,6 +175,13 @@ def test_arrow_columns_that_do_not_fit_are_refused(
         (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), [[1, 2], [3, 4]]),
         (pa.array([[9], [1, 2], []]).slice(1), [[1, 2], [0, 0]]),
         (pa.chunked_array([[1], [2]]), [1, 2]),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.int64(), [2], dim_names=["side"]),
+                pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)),
+            ),
+            [[1, 2], [3, 4]],
+        ),
         (np.array(["a", "b"]), None),
         (pa.array(["a", "b"]).dictionary_encode(), None),
     ],

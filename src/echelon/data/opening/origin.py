@@ -65,12 +65,14 @@ def locate(
         raise DataError(
             "data.valid_path is for training: all of new data is held out, so set data.path alone"
         )
-    parts = find_parts(
-        section.path, section.valid_path, section.format, recognise=recognise, one_text=one_text
+    return find_parts(
+        section.path,
+        section.valid_path,
+        section.format,
+        recognise=recognise,
+        one_text=one_text,
+        new=new,
     )
-    if new and parts.valid is not None:
-        return Parts(parts.valid, None, parts.held_out)
-    return parts
 
 
 def about_parts(parts: Parts) -> dict[str, Any]:

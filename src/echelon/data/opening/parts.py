@@ -35,15 +35,14 @@ class Part:
 
     @property
     def where(self) -> str:
-        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0]} and the next"
+        more = len(self.paths) - 1
+        return f"{self.paths[0]} and {more} more" if more else str(self.paths[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     train: Part
     valid: Part | None = None
-    held_out: str = ""
-    """What the held-out part is called: valid, test, …"""
 
 
 def find_parts(
@@ -53,18 +52,23 @@ def find_parts(
     *,
     recognise: Recognise = format_of_name,
     one_text: bool = False,
+    new: bool = False,
 ) -> Parts:
     """The parts at `path`.
 
     `recognise` says which format a file has, if any. With `one_text` the files of a part are read
-    as one, whatever they are called.
+    as one, whatever they are called. Of `new` data one part is found, the held-out one if there
+    are two.
     """
     finder = _Finder(format, recognise, one_text)
-    parts = finder.parts(existing(path))
+    found = finder.parts(existing(path))
+    if new:
+        return Parts(_last(found))
+    if found.train is None:
+        raise DataError(f"{path}: has no training part; set path (and valid_path) to files")
     if valid_path is None:
-        return parts
-    held_out = finder.parts(existing(valid_path))
-    return Parts(parts.train, held_out.valid or held_out.train, Path(valid_path).name)
+        return Parts(found.train, found.valid)
+    return Parts(found.train, _last(finder.parts(existing(valid_path))))
 
 
 def existing(path: str) -> Path:
@@ -74,28 +78,41 @@ def existing(path: str) -> Path:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """At least one of both."""
+
+    train: Part | None
+    valid: Part | None = None
+
+
+def _last(found: _Found) -> Part:
+    part = found.valid or found.train
+    assert part is not None
+    return part
+
+
 class _Finder:
     def __init__(self, format: str, recognise: Recognise, one_text: bool) -> None:
         self._format = format
         self._recognise = recognise
         self._one_text = one_text
 
-    def parts(self, path: Path) -> Parts:
+    def parts(self, path: Path) -> _Found:
         if path.is_file():
-            return _parts_of_npz(path) or Parts(self._files([path]))
+            return _parts_of_npz(path) or _Found(self._files([path]))
         if (path / MANIFEST).is_file():
-            return Parts(Part((path,), "shards"))
-        entries = sorted(path.iterdir())
-        folders = _by_mark([entry for entry in entries if entry.is_dir()])
-        if any(mark in _TRAIN for mark in folders):
-            return _marked(path, {mark: self._whole(found[0]) for mark, found in folders.items()})
+            return _Found(Part((path,), "shards"))
+        folders = _by_mark(_folders(path))
+        if _are_parts(folders):
+            return _marked({mark: self._whole(some[0]) for mark, some in folders.items() if mark})
         files = _by_mark(self._data_files(path))
-        if any(mark for mark in files):
+        if any(files):
             marks = sorted(filter(None, files), key=lambda mark: mark not in _TRAIN)
-            return _marked(path, {mark: self._pieces(path, files[mark]) for mark in marks})
+            return _marked({mark: self._pieces(path, files[mark]) for mark in marks})
         if len(files.get("", ())) == 1:
             return self.parts(files[""][0])
-        return Parts(self._whole(path))
+        return _Found(self._whole(path))
 
     def _whole(self, path: Path) -> Part:
         """Everything in a folder as one part."""
@@ -144,22 +161,27 @@ def _by_mark(paths: Sequence[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def _marked(folder: Path, found: Mapping[str, Part]) -> Parts:
+def _folders(path: Path) -> list[Path]:
+    entries = (entry for entry in sorted(path.iterdir()) if entry.is_dir())
+    return [entry for entry in entries if not entry.name.startswith((".", "__"))]
+
+
+def _are_parts(folders: Mapping[str, Sequence[Path]]) -> bool:
+    """A folder `train` beside others may also be a class of its own, of vehicles say."""
+    held_out = any(mark in _HELD_OUT for mark in folders)
+    return any(mark in _TRAIN for mark in folders) and (held_out or "" not in folders)
+
+
+def _marked(found: Mapping[str, Part]) -> _Found:
     train = next((found[mark] for mark in _TRAIN if mark in found), None)
-    if train is None:
-        names = ", ".join(found)
-        raise DataError(
-            f"{folder}: has no training part, only {names}; set path (and valid_path) to files"
-        )
-    mark = next((mark for mark in _HELD_OUT if mark in found), "")
-    return Parts(train, found.get(mark), mark)
+    return _Found(train, next((found[mark] for mark in _HELD_OUT if mark in found), None))
 
 
-def _parts_of_npz(path: Path) -> Parts | None:
+def _parts_of_npz(path: Path) -> _Found | None:
     """A file of arrays x_train, y_train, x_test, …"""
     if path.suffix != ".npz":
         return None
     ends = {name.rpartition("_")[2] for name in names_in(path)}
-    if not ends & set(_TRAIN) or not ends <= {*_TRAIN, *_HELD_OUT}:
+    if not ends <= {*_TRAIN, *_HELD_OUT}:
         return None
-    return _marked(path, {end: Part((path,), "numpy", {"part": end}) for end in ends})
+    return _marked({end: Part((path,), "numpy", {"part": end}) for end in ends})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from echelon.core.errors import DataError
 from echelon.core.protocols import BatchSource
 from echelon.data.moments import Moments
-from echelon.data.sources import ColumnSource, Subset
 
 HELD_OUT = 0.2
 """The part that is held out where the job does not say."""
@@ -65,18 +63,6 @@ def _quantiles(classes: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]) -> np
     sorted_classes = classes[order]
     place[order] = (np.arange(len(classes)) - starts[sorted_classes] + 0.5) / sizes[sorted_classes]
     return place
-
-
-def split_columns(
-    columns: Mapping[str, np.ndarray[Any, Any]],
-    held_out: float | None,
-    seed: int,
-    classes: np.ndarray[Any, Any] | None = None,
-) -> tuple[BatchSource, BatchSource]:
-    """Columns in memory as two sources."""
-    source = ColumnSource(columns)
-    train, valid = split_rows(len(source), held_out, seed, classes)
-    return Subset(source, train), Subset(source, valid)
 
 
 def fit_moments(source: BatchSource, column: str, shape: tuple[int, ...]) -> Moments:

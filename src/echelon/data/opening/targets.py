@@ -90,6 +90,7 @@ def _class_column(frame: Frame, target: str) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
+        kind = column.type
     if column.null_count:
         record = _first(column.is_null())
         raise DataError(f"{frame.where}: record {record}: target {target!r} is missing")

@@ -51,12 +51,12 @@ def _open(section: DataSection, seed: int, origin: Origin) -> Splits:
     classes = Classes.fit(frame, target, origin.class_names)
     y = classes.encode(frame, target)
     tokens = tokenise(_texts(frame, section.text), section.tokens or "words")
-    rows = np.arange(len(frame))
+    learnt = tokens
     if origin.valid is None:
         kept, held = split_rows(len(frame), section.held_out, seed, y)
-        rows = kept.numpy()
-    vocabulary = _learn_words(section, _chosen(tokens, rows))
-    length = _length(section, tokens.lengths[rows])
+        learnt = tokens.take(np.isin(np.arange(len(frame)), kept.numpy()))
+    vocabulary = _learn_words(section, learnt)
+    length = _length(section, learnt.lengths)
     fitted = {
         **{"kind": "text", "target": target, "text": section.text, "length": length},
         **{"classes": classes.values, "labels": classes.names},
@@ -103,16 +103,3 @@ def _learn_words(section: DataSection, tokens: Tokens) -> Vocabulary:
 def _length(section: DataSection, lengths: np.ndarray[Any, Any]) -> int:
     longest = int(lengths.max(initial=1))
     return max(1, min(longest, section.length or MAX_LENGTH))
-
-
-def _chosen(tokens: Tokens, rows: np.ndarray[Any, Any]) -> Tokens:
-    """The tokens of some of the texts."""
-    if len(rows) == len(tokens.lengths):
-        return tokens
-    keep = np.zeros(len(tokens.lengths), bool)
-    keep[rows] = True
-    mask = np.repeat(keep, tokens.lengths)
-    if isinstance(tokens.flat, list):
-        flat = [token for token, kept in zip(tokens.flat, mask.tolist(), strict=True) if kept]
-        return Tokens(tokens.kind, flat, tokens.lengths[keep])
-    return Tokens(tokens.kind, tokens.flat[mask], tokens.lengths[keep])

@@ -100,13 +100,16 @@ def _map(path: Path, entry: ShardEntry, first: int) -> Array:
         size = path.stat().st_size
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror}; {records}") from None
+    if not path.is_file():
+        raise DataError(f"{path}: is not a file; {records}")
     if size != entry.bytes:
         what = "truncated" if size < entry.bytes else "too long"
         raise DataError(f"{path}: {what}: {size} bytes of {entry.bytes}; {records}")
     try:
         return map_file(path, size)
     except RuntimeError as error:
-        raise DataError(f"{path}: cannot be mapped: {error}; {records}") from None
+        line = str(error).splitlines()[0]
+        raise DataError(f"{path}: cannot be mapped: {line}; {records}") from None
 
 
 def record_batch(shard: ShardFile, manifest: Manifest) -> Any:

@@ -18,6 +18,9 @@ from echelon.core.types import Sparse
 from echelon.data.shards.file import Array, ShardFile
 from echelon.data.shards.schema import Field
 
+_TEMPORARY = 1 << 18
+"""Bytes moved at a time where a record is copied twice: they stay in the processor's cache."""
+
 
 class Piece(NamedTuple):
     """The rows of a batch that lie in one shard."""
@@ -26,7 +29,7 @@ class Piece(NamedTuple):
     local: Array
     """Record numbers within the shard."""
     where: Any
-    """Their places in the batch."""
+    """Their places in the batch: a slice, or numbers."""
 
 
 def plan(shards: Sequence[ShardFile], starts: Array, rows: Array) -> list[Piece]:
@@ -34,27 +37,32 @@ def plan(shards: Sequence[ShardFile], starts: Array, rows: Array) -> list[Piece]
     if len(shards) == 1:
         return [Piece(shards[0], rows, slice(None))]
     owner = np.searchsorted(starts, rows, "right") - 1
-    order = np.argsort(owner, kind="stable")
-    local = (rows - starts[owner])[order]
+    local = rows - starts[owner]
     counts = np.bincount(owner, minlength=len(shards))
-    touched = np.flatnonzero(counts)
+    touched = np.flatnonzero(counts).tolist()
     cuts = np.cumsum(counts[touched]).tolist()
-    return [
-        Piece(shards[number], local[low:high], order[low:high])
-        for number, low, high in zip(touched.tolist(), [0, *cuts], cuts, strict=False)
-    ]
+    spans = list(zip(touched, [0, *cuts], cuts, strict=False))
+    if (owner[1:] >= owner[:-1]).all():  # as in a pass without a shuffle
+        return [Piece(shards[n], local[low:high], slice(low, high)) for n, low, high in spans]
+    order = np.argsort(owner, kind="stable")
+    local = local[order]
+    return [Piece(shards[n], local[low:high], order[low:high]) for n, low, high in spans]
 
 
 def gather_dense(field: Field, pieces: Sequence[Piece], count: int) -> Tensor:
     flat = torch.empty((count, field.item_bytes), dtype=torch.uint8)
     out = flat.numpy().reshape(-1).view(field.item)
+    step = max(1, _TEMPORARY // field.item_bytes)
     for shard, local, where in pieces:
         items = shard.views[field.name].items
         if isinstance(where, slice):
             # Rows are known to be in range; "clip" spares numpy a buffer to check them in.
-            items.take(local, out=out, mode="clip")
-        else:
+            items.take(local, out=out[where], mode="clip")
+        elif len(local) <= step:
             out[where] = items[local]
+        else:
+            for low in range(0, len(local), step):
+                out[where[low : low + step]] = items[local[low : low + step]]
     return flat.view(field.torch_dtype).view(count, *field.shape)
 
 
@@ -67,7 +75,7 @@ def gather_sequence(field: Field, pieces: Sequence[Piece], count: int) -> tuple[
     longest = int(lengths.max(initial=0))
     out = np.zeros((count, longest), field.storage)
     for (shard, _, where), (starts, span) in zip(pieces, spans, strict=True):
-        places = np.arange(count) if isinstance(where, slice) else where
+        places = np.arange(count)[where]
         values = shard.views[field.name].items
         out.reshape(-1)[ranges(places * longest, span)] = values[ranges(starts, span)]
     return torch.from_numpy(out).view(field.torch_dtype), torch.from_numpy(lengths)

@@ -85,10 +85,9 @@ class Field:
     def __str__(self) -> str:
         if self.kind == "string":
             return "string"
-        size = (
-            f" {list(self.shape)}" if self.shape else f" of width {self.width}" * bool(self.width)
-        )
-        return f"{self.kind} {self.dtype}{size}"
+        if self.kind == "sparse":
+            return f"sparse {self.dtype} of width {self.width}"
+        return " ".join([self.kind, self.dtype, *([str(list(self.shape))] if self.shape else [])])
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"name": self.name, "kind": self.kind}
