@@ -92,6 +92,8 @@ def test_a_stated_format_takes_files_of_any_name(tmp_path: Path) -> None:
     folder = touch(tmp_path, "train.dat", "test.dat")
     parts = find_parts(folder, format="csv")
     assert (parts.train.format, parts.train.paths[0].name) == ("csv", "train.dat")
+    touch(tmp_path, "other.csv")
+    assert find_parts(folder, format="csv").train.paths == (tmp_path / "other.csv",)
 
 
 @pytest.mark.parametrize(

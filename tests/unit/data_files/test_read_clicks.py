@@ -157,3 +157,11 @@ def test_bad_ratings_are_named(name: str, content: str, message: str, tmp_path: 
     with pytest.raises(DataError) as error:
         table(tmp_path / name, "movielens")
     assert message in str(error.value)
+
+
+def test_ratings_are_found_among_the_other_files_of_their_folder(tmp_path: Path) -> None:
+    lines = "".join(f"{row % 5},{row % 7},{row % 5 + 1},{row}\n" for row in range(60))
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + lines)
+    (tmp_path / "movies.csv").write_text("movieId,title\n1,Heat\n")
+    splits = open_table(DataSection(path=str(tmp_path), format="movielens"), 0)
+    assert splits.fitted["cardinalities"] == [6, 8]

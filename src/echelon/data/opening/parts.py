@@ -142,9 +142,11 @@ class _Finder:
     def _data_files(self, folder: Path) -> list[Path]:
         files = [file for file in sorted(folder.iterdir()) if file.is_file()]
         files = [file for file in files if not _NOT_DATA.search(file.name.lower())]
+        files = [file for file in files if not _is_labels(file)]
         if self._format == "auto":
-            files = [file for file in files if self._recognise(file)]
-        return [file for file in files if not _is_labels(file)]
+            return [file for file in files if self._recognise(file)]
+        # Files that are called as the format would have them go before those that are not.
+        return [file for file in files if self._recognise(file) == self._format] or files
 
 
 def _is_labels(file: Path) -> bool:
