@@ -40,10 +40,12 @@ def test_predicts_new_rows_without_their_labels(tmp_path: Path) -> None:
     rows = ["a,b,label"] + [f"{i % 7},{i % 5},{'high' if i % 7 > 3 else 'low'}" for i in range(300)]
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (tmp_path / "new.csv").write_text("a,b\n6,0\n0,4\n", encoding="utf-8")
+    (tmp_path / "held.csv").write_text("\n".join(rows[:50]) + "\n", encoding="utf-8")
     trained = echelon(
         "train",
         "task=classify",
         "data.path=train.csv",
+        "data.valid_path=held.csv",
         "epochs=20",
         "optimizer.lr=0.02",
         "-q",

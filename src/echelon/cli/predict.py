@@ -53,7 +53,7 @@ def _write(file: TextIO, folder: str, run: str, checkpoint: str, data: Path) -> 
     from echelon.cli.reopening import reopen
     from echelon.loop.inference import predict_run
 
-    known, task = reopen(folder, run, [f"data.path={data}", "data.name=null"])
+    known, task = reopen(folder, run, [f"data.path={data}"])
     for row in predict_run(known, task, checkpoint):
         print(json.dumps(row, ensure_ascii=False), file=file)
 
