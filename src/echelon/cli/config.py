@@ -6,10 +6,8 @@ import json
 from typing import Annotated
 
 import typer
-import yaml
 
 from echelon.cli.arguments import split_arguments
-from echelon.core.config import Job, load_job
 
 app = typer.Typer(help="Look at and check job files.", no_args_is_help=True)
 
@@ -18,6 +16,7 @@ app = typer.Typer(help="Look at and check job files.", no_args_is_help=True)
 def schema() -> None:
     """Print the JSON schema of a job, for editors and checkers."""
     from echelon import models, strategy, task
+    from echelon.core.config import Job
 
     found = Job.model_json_schema()
     found["properties"]["model"] = models.schema()
@@ -36,7 +35,10 @@ def show(
     ] = None,
 ) -> None:
     """Check a job and print it with every default filled in."""
+    import yaml
+
     from echelon import strategy, task
+    from echelon.core.config import load_job
 
     file, overrides = split_arguments(arguments or [])
     job = load_job(file, overrides, checks=[task.check, strategy.check]).job

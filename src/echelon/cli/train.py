@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli.arguments import split_arguments
-from echelon.core.config import Job, load_job
 
 if TYPE_CHECKING:
+    from echelon.core.config import Job
     from echelon.loop import Result
 
 INTERRUPTED = 130
@@ -52,6 +52,7 @@ def train(
 
 def _load(file: Path | None, overrides: list[str]) -> Job:
     from echelon import strategy, task
+    from echelon.core.config import load_job
 
     checks = [task.check, strategy.check]
     job = load_job(file, overrides, checks=checks).job
