@@ -81,7 +81,6 @@ def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
 
 
 def _result(run: Run, run_id: str, folder: Path, reason: str) -> Result:
-    best = run.early.best
     return Result(
         run=run_id,
         status="stopped" if run.interrupted else "done",
@@ -90,11 +89,18 @@ def _result(run: Run, run_id: str, folder: Path, reason: str) -> Result:
         samples=run.meter.samples,
         seconds=run.seconds,
         metrics=run.evaluation.values if run.evaluation else {},
-        best=None if best is None else {"metric": run.job.stop.metric, "value": best},
+        best=_best(run),
         folder=folder,
         report=folder / "report.html" if run.job.track.report else None,
         model=run.strategy.model,
     )
+
+
+def _best(run: Run) -> dict[str, Any] | None:
+    if run.early.best is None:
+        return None
+    step = run.shelf.best() if run.job.checkpoint.best else None
+    return {"metric": run.job.stop.metric, "value": run.early.best, "step": step}
 
 
 def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:

@@ -22,8 +22,8 @@ def verdict(run: Run) -> str:
     words = f"{_OPENING.get(run.status, run.status.capitalize())} {amount}{time}"
     if run.status == "failed" and run.summary.get("error"):
         return f"{words}: {str(run.summary['error']).rstrip('.')}."
-    if run.best is None:
-        return f"{words}; it was never evaluated."
+    if run.best is None:  # the result is told when a run ends
+        return f"{words}; it was never evaluated." if run.status == "done" else f"{words}."
     return f"{words}; {_result(run.best, run.headline or run.best)}."
 
 
