@@ -52,7 +52,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(
         output, errors = stopped.communicate(timeout=30)
     assert stopped.returncode == 130, errors
     assert f"stopped by {number.name}" in output
-    assert "echelon train --resume classify-0001" in output
+    assert "python -m echelon train --resume classify-0001" in output
     assert "Traceback" not in errors
     last_json(echelon("train", "--resume", "classify-0001", "--json", "-q", folder=tmp_path))
     assert_identical(final_weights(tmp_path), undisturbed)

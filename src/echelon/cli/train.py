@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.arguments import split_arguments
+from echelon.cli.arguments import command, split_arguments
 
 if TYPE_CHECKING:
     from echelon.core.config import Job
@@ -70,11 +70,11 @@ def _told(result: Result) -> str:
         lines.append(f"held-out: {figures}")
     if result.report:
         lines.append(f"report:   {result.report}")
+    me = command()
     if result.status == "stopped":
-        lines.append(f"go on:    echelon train --resume {result.run}")
+        lines.append(f"go on:    {me} train --resume {result.run}")
     else:
-        lines.append(
-            f"next:     echelon runs show {result.run}   ·   "
-            f"echelon eval {result.run}   ·   echelon runs compare RUN RUN"
-        )
+        lines.append(f"next:     {me} runs show {result.run}")
+        lines.append(f"          {me} train --resume {result.run} epochs=…")
+        lines.append(f"          {me} train … optimizer.lr=…, then {me} runs compare")
     return "\n".join(lines)
