@@ -144,3 +144,40 @@ def test_the_schema_and_the_resolved_job_are_printed(tmp_path: Path) -> None:
     shown = yaml.safe_load(echelon("config", "show", *DIGITS, folder=tmp_path).stdout)
     assert shown["data"]["augment"]["flip"] is True
     assert shown["seed"] == 0
+
+
+def test_clicks_come_near_the_best_that_can_be_known(tmp_path: Path) -> None:
+    settings = ["task=click_rate", "data={name: clicks, options: {rows: 20000, vocabulary: 5}}"]
+    model = ["model={name: dlrm, interaction: dot}", "epochs=6", "batch_size=256", "threads=1"]
+    done = last_json(
+        echelon("train", *settings, *model, "optimizer.lr=5e-3", "--json", "-q", folder=tmp_path)
+    )
+    shown = json.loads(echelon("runs", "show", "last", "--json", folder=tmp_path).stdout)
+    best = shown["facts"]["about"]["best_auc"]
+    assert 0.97 * best < done["metrics"]["auc"] < best + 0.005
+    assert "best_auc" in echelon("runs", "show", "last", folder=tmp_path).stdout
+
+
+def test_a_language_model_writes(tmp_path: Path) -> None:
+    text = "to be or not to be that is the question\n" * 200
+    (tmp_path / "play.txt").write_text(text, encoding="utf-8")
+    trained = echelon(
+        "train",
+        "task=language_model",
+        "data={path: play.txt, length: 16}",
+        "model={name: gpt, layers: 1, heads: 2, width: 32}",
+        "epochs=12",
+        "optimizer.lr=1e-2",
+        "batch_size=16",
+        "threads=1",
+        "-q",
+        folder=tmp_path,
+    )
+    assert trained.returncode == 0, trained.stderr
+    asked = ("predict", "last", "--prompt", "to be or", "--length", "32", "--temperature", "0")
+    told = echelon(*asked, folder=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "not to be that is the" in told.stdout
+    refused = echelon("predict", "last", "--prompt", "", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "the prompt is empty" in refused.stderr

@@ -47,6 +47,7 @@ def show(out: Console, run: Run, series: Mapping[str, Series], events: Sequence[
     for title, body in (
         ("curves", _curves(series)),
         ("metrics", _pairs(run.metrics)),
+        ("data", _pairs(run.facts.get("about") or {})),
         ("events", _events(events)),
         ("config", Text(_yaml(run.config))),
         ("files", _pairs({"folder": str(run.folder), **_files(run)})),
