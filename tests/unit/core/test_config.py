@@ -16,6 +16,10 @@ optimizer:
   lr: 1e-3
 epochs: 3
 """
+PLATEAU = {"name": "plateau"}
+BOMB = "a: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(8)
+)
 
 
 @pytest.fixture
@@ -75,6 +79,12 @@ def test_values_are_what_they_look_like(text: str, value: object) -> None:
         ("schedule.name=step", "needs schedule.every"),
         ("schedule.every=3", "has no effect on 'constant'"),
         ("schedule.steps=3", "has no effect on 'constant'"),
+        ("schedule.factor=0.5", "schedule.factor has no effect on 'constant'"),
+        ("schedule.floor=0.5", "schedule.floor has no effect on 'constant'"),
+        ("schedule.patience=5", "schedule.patience has no effect on 'constant'"),
+        ("optimizer.lr=.inf", "optimizer.lr = inf: input should be a finite number"),
+        ("clip.norm=.inf", "clip.norm = inf: input should be a finite number"),
+        ("minutes=.nan", "minutes = nan: input should be a finite number"),
         ("optimizer.momentum=0.9", "has no effect on 'adam'"),
         ("optimizer={name: sgd, eps: 1.0}", "optimizer.eps has no effect on 'sgd'"),
         ("optimizer={name: sgd, betas: [0.9, 0.9]}", "optimizer.betas has no effect on 'sgd'"),
@@ -106,12 +116,56 @@ def test_an_error_in_an_override_names_the_command_line(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "optimzer.lr=3",
+        "accumulate=64",
+        "batch_size=1",
+        "args={a: 1}",
+        "args.a=1",
+        "data.path=x",
+        "schedule.name=step",
+        "stop.patience=1",
+        "schedule.floor=0.5",
+        "clip.value=1",
+    ],
+)
+def test_what_an_override_spoils_is_not_put_down_to_the_file(file: Path, override: str) -> None:
+    more = "accumulate: 8\nevaluate: {every: never}\nclip: {norm: 1}\n"
+    file.write_text(JOB + more, encoding="utf-8")
+    load_job(file)
+    with pytest.raises(ConfigError, match=r"^command line: "):
+        load_job(file, [override])
+
+
+def test_a_fault_of_the_file_is_not_put_down_to_an_override(file: Path) -> None:
+    file.write_text(JOB + "accumulate: 64\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"^{file}:7: accumulate \(64\)"):
+        load_job(file, ["optimizer.lr=1"])
+    file.write_text(JOB + "schedule: {patience: 7}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"^{file}:7: schedule\.patience has no effect"):
+        load_job(file, ["schedule.warmup=1"])
+
+
+def test_what_cannot_have_been_meant_as_a_value_is_refused_on_the_command_line(file: Path) -> None:
+    for value in ("&a [*a]", "[" * 3000 + "]" * 3000):
+        with pytest.raises(ConfigError, match=r"^command line:1: nested too deeply"):
+            load_job(file, [f"args={value}"])
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: [1", "job.yaml:1: not valid YAML"),
         ("- 1\n", "job.yaml:1: a job is a mapping"),
         ("seed: 1\nseed: 2\n", "job.yaml:2: key 'seed' is given twice"),
         ("a: !!python/object:os.system x\n", "not valid YAML"),
+        ("seed: 1\n? [a, b]\n: 3\n", "job.yaml:2: a key is a word, not a list or a mapping"),
+        ("seed: 1\nargs: &a [*a]\n", "job.yaml:2: nested too deeply"),
+        ("seed: 1\nargs: " + "[" * 3000 + "]" * 3000, "job.yaml:2: nested too deeply"),
+        ("seed: 1\nname: " + "9" * 5000, "job.yaml:2: not valid YAML: Exceeds the limit"),
+        ("seed: \x00", "job.yaml: not valid YAML: unacceptable character"),
+        (BOMB, "job.yaml:1: more than 100,000 values"),
     ],
 )
 def test_a_broken_file_names_the_line(file: Path, text: str, message: str) -> None:
@@ -119,6 +173,7 @@ def test_a_broken_file_names_the_line(file: Path, text: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         load_job(file)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_binary_file_is_said(tmp_path: Path) -> None:
@@ -139,6 +194,20 @@ def test_a_job_always_has_an_end() -> None:
     assert job_from({"steps": 5}).epochs is None
     with pytest.raises(ConfigError, match="must know where it ends"):
         job_from({"minutes": 1.0, "schedule": {"name": "cosine"}})
+
+
+@pytest.mark.parametrize(
+    "waiting", [{"stop": {"patience": 1}}, {"stop": {"target": 0.5}}, {"schedule": PLATEAU}]
+)
+def test_nothing_waits_for_results_that_never_come(waiting: dict[str, object]) -> None:
+    assert job_from(waiting)
+    with pytest.raises(ConfigError, match=r"has no effect where evaluate\.every is 'never'"):
+        job_from({**waiting, "evaluate": {"every": "never"}})
+
+
+def test_settings_of_other_schedules_are_kept_where_they_act() -> None:
+    assert job_from({"schedule": {"name": "step", "every": 3, "factor": 0.5, "floor": 0.1}})
+    assert job_from({"schedule": {**PLATEAU, "factor": 0.5, "floor": 0.1, "patience": 9}})
 
 
 def test_a_value_that_is_not_plain_data_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Contradiction, Section, SettingError
 from echelon.core.errors import ConfigError, KeyPath, nearest
 
 S = TypeVar("S", bound=Section)
@@ -19,14 +19,18 @@ def checked(kind: type[S], values: Mapping[str, Any], at: KeyPath = ()) -> S:
     try:
         # Through JSON: strict there refuses "32" for 32 but still takes a list for a tuple.
         return kind.model_validate_json(json.dumps(dict(values)), strict=True)
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ConfigError(f"{_dotted(at)}a value is not plain data: {error}", at) from None
     except ValidationError as error:
         faults = error.errors(include_url=False)
         inside = _known_part(kind, faults[0]["loc"])
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        message = _explained(kind, faults[0], inside, at)
-        raise ConfigError(message + more, (*at, *inside)) from None
+        message = _explained(kind, faults[0], inside, at) + more
+        raised = faults[0].get("ctx", {}).get("error")
+        if isinstance(raised, SettingError):
+            paths = tuple((*at, *inside, *key) for key in raised.keys)
+            raise Contradiction(message, paths) from None
+        raise ConfigError(message, (*at, *inside)) from None
 
 
 def _dotted(path: KeyPath) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 
 Format = Literal[
     "auto",
@@ -76,7 +76,7 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if self.name is not None and self.path is not None:
-            raise ValueError("data has both a name and a path: keep one of them")
+            raise SettingError("data has both a name and a path: keep one", "path", "name")
         if self.valid_path is not None and self.path is None:
-            raise ValueError("data.valid_path goes with data.path")
+            raise SettingError("data.valid_path goes with data.path", "valid_path", "path")
         return self

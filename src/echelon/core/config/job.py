@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 from echelon.core.config.data import DataSection
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
 from echelon.core.config.running import (
@@ -77,16 +77,37 @@ class Job(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.accumulate > self.batch_size:
-            raise ValueError(
+            raise SettingError(
                 f"accumulate ({self.accumulate}) splits a batch of {self.batch_size} samples: "
-                f"it can be at most batch_size"
+                f"it can be at most batch_size",
+                "accumulate",
+                "batch_size",
             )
         needs_total = self.schedule.name in ("linear", "cosine") and self.schedule.steps is None
         if needs_total and self.epochs is None and self.steps is None:
-            raise ValueError(
+            raise SettingError(
                 f"schedule {self.schedule.name!r} must know where it ends: "
-                f"set schedule.steps, steps or epochs"
+                f"set schedule.steps, steps or epochs",
+                *("schedule.name", "schedule.steps", "steps", "epochs", "minutes"),
             )
         if self.args and ":" not in self.task:
-            raise ValueError("args are for a task function (task: path/to/file.py:function)")
+            raise SettingError(
+                "args are for a task function (task: path/to/file.py:function)", "args", "task"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _looks_where_it_must(self) -> Self:
+        """What goes by validation results needs some."""
+        waiting = {
+            "stop.patience": self.stop.patience is not None,
+            "stop.target": self.stop.target is not None,
+            "schedule.name": self.schedule.name == "plateau",
+        }
+        for key, waits in waiting.items():
+            if waits and self.evaluate.every == "never":
+                what = "schedule 'plateau'" if key == "schedule.name" else key
+                raise SettingError(
+                    f"{what} has no effect where evaluate.every is 'never'", key, "evaluate.every"
+                )
         return self

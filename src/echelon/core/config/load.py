@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon.core.config.base import Contradiction
 from echelon.core.config.checked import checked
 from echelon.core.config.document import Document, parse_value, read_document
 from echelon.core.config.job import Job
@@ -47,7 +48,8 @@ def build_job(document: Document, *, checks: Sequence[Check] = ()) -> JobFile:
         for check in checks:
             check(job)
     except ConfigError as error:
-        raise ConfigError(document.where(error.path) + error.message, error.path) from None
+        about = error.paths if isinstance(error, Contradiction) else (error.path,)
+        raise ConfigError(document.where(*about) + error.message, error.path) from None
     return JobFile(job, document)
 
 

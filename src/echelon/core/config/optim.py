@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine", "linear", "plateau"]
@@ -41,12 +41,12 @@ class OptimizerSection(Section):
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if self.momentum is not None and self.name not in ("momentum", "nesterov", "rmsprop"):
-            raise ValueError(f"optimizer.momentum has no effect on {self.name!r}")
-        if self.betas is not None and self.name not in ("adam", "adamw"):
-            raise ValueError(f"optimizer.betas has no effect on {self.name!r}")
-        if self.eps is not None and self.name in ("sgd", "momentum", "nesterov"):
-            raise ValueError(f"optimizer.eps has no effect on {self.name!r}")
+        idle = {
+            "momentum": self.name not in ("momentum", "nesterov", "rmsprop"),
+            "betas": self.name not in ("adam", "adamw"),
+            "eps": self.name in ("sgd", "momentum", "nesterov"),
+        }
+        _refuse_idle(self, "optimizer", idle)
         return self
 
 
@@ -70,11 +70,17 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.name == "step" and self.every is None:
-            raise ValueError("schedule 'step' needs schedule.every (steps between two drops)")
-        if self.name != "step" and self.every is not None:
-            raise ValueError(f"schedule.every has no effect on {self.name!r}")
-        if self.name not in ("linear", "cosine") and self.steps is not None:
-            raise ValueError(f"schedule.steps has no effect on {self.name!r}")
+            raise SettingError(
+                "schedule 'step' needs schedule.every (steps between two drops)", "name", "every"
+            )
+        idle = {
+            "every": self.name != "step",
+            "steps": self.name not in ("linear", "cosine"),
+            "factor": self.name not in ("step", "plateau"),
+            "floor": self.name == "constant",
+            "patience": self.name != "plateau",
+        }
+        _refuse_idle(self, "schedule", idle)
         return self
 
 
@@ -87,5 +93,15 @@ class ClipSection(Section):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.norm is not None and self.value is not None:
-            raise ValueError("clip has both a norm and a value: keep one of them")
+            raise SettingError("clip has both a norm and a value: keep one", "value", "norm")
         return self
+
+
+def _refuse_idle(
+    section: OptimizerSection | ScheduleSection, at: str, idle: dict[str, bool]
+) -> None:
+    """A setting that is not as usual but does nothing under this name is a mistake."""
+    for key, has_no_effect in idle.items():
+        usual = type(section).model_fields[key].default
+        if has_no_effect and getattr(section, key) != usual:
+            raise SettingError(f"{at}.{key} has no effect on {section.name!r}", key, "name")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 
 Every = Literal["epoch", "never"] | Annotated[int, Field(gt=0)]
 
@@ -74,5 +74,7 @@ class TrackSection(Section):
     @model_validator(mode="after")
     def _no_repeats(self) -> Self:
         if len(set(self.exporters)) != len(self.exporters):
-            raise ValueError(f"track.exporters names one twice: {list(self.exporters)}")
+            raise SettingError(
+                f"track.exporters names one twice: {list(self.exporters)}", "exporters"
+            )
         return self
