@@ -25,27 +25,30 @@ class Shelf:
 
     def versions(self) -> list[int]:
         """Versions there is a cut of, oldest first."""
-        names = (entry.name for entry in self.folder.glob(f"{_STEP}*"))
-        return sorted(int(name.removeprefix(_STEP)) for name in names)
+        ends = (entry.name.removeprefix(_STEP) for entry in self.folder.glob(f"{_STEP}*"))
+        return sorted(int(end) for end in ends if end.isdecimal())
 
     def best(self) -> int | None:
         """The version marked as the best one."""
         try:
             version = int((self.folder / _BEST).read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return version if self._at(version).exists() else None
 
-    def save(self, version: int, state: dict[str, Any], *, best: bool = False) -> Path:
-        """Write a cut, mark it if it is the best, then let go of the oldest."""
+    def save(self, version: int, state: dict[str, Any]) -> Path:
+        """Write a cut, then let go of the oldest, and of any from a future that is no more."""
         path = self._at(version)
         write_cut(path, state)
-        if best:
-            aside = self.folder / f".{_BEST}"
-            aside.write_text(str(version), encoding="ascii")
-            aside.replace(self.folder / _BEST)
-        self._sweep()
+        self._sweep(version)
         return path
+
+    def mark_best(self, version: int) -> None:
+        """Remember a saved version as the best."""
+        aside = self.folder / f".{_BEST}"
+        aside.write_text(str(version), encoding="ascii")
+        aside.replace(self.folder / _BEST)
+        self._sweep(version)
 
     def load(self, which: str = "last") -> dict[str, Any]:
         """`last` (the newest that is whole), `best`, or a version."""
@@ -73,9 +76,11 @@ class Shelf:
     def _at(self, version: int) -> Path:
         return self.folder / f"{_STEP}{version:010d}"
 
-    def _sweep(self) -> None:
-        for version in self.versions()[: -self._keep]:
-            if version != self.best():
+    def _sweep(self, newest: int) -> None:
+        """A run that went back to an older cut leaves broken or outdated newer ones behind."""
+        kept = [version for version in self.versions() if version <= newest][-self._keep :]
+        for version in self.versions():
+            if version not in kept and version != self.best():
                 shutil.rmtree(self._at(version))
         for left_behind in filter(is_aside, self.folder.iterdir()):
             shutil.rmtree(left_behind, ignore_errors=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from echelon.core.config import Job
 from echelon.core.errors import TrainingError
 from echelon.core.protocols import Metric, Strategy
 from echelon.data.loader import Loader, ranges
@@ -19,6 +20,11 @@ class Evaluation(NamedTuple):
     values: dict[str, float]
     totals: dict[str, Tensor]
     samples: int
+
+
+def evaluation_size(job: Job) -> int:
+    """Samples looked at together: no gradients are kept, so there is room for more."""
+    return job.evaluate.batch_size or max(job.batch_size, 256)
 
 
 def evaluate(

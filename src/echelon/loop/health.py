@@ -53,4 +53,4 @@ class LayerHealth:
             self._sick.discard((name, kind))
         elif (name, kind) not in self._sick:
             self._sick.add((name, kind))
-            self._notice(version, f"step {version}: layer {name!r} is {kind}: {figures}")
+            self._notice(version, f"layer {name!r} is {kind}: {figures}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ class Meter:
         self._losses: list[Tensor] = []
         self._weight = 0.0
         self._last_loss = float("nan")
-        self._steps = 0
+        self.steps = 0
         self._samples = 0
         self._since = time.perf_counter()
         self._rates = (0.0, 0.0)
@@ -28,7 +30,7 @@ class Meter:
     def add(self, stats: Stats, size: int) -> None:
         self._losses.append(stats.loss_sum)
         self._weight += stats.weight
-        self._steps += 1
+        self.steps += 1
         self._samples += size
         self.samples += size
         if len(self._losses) >= _FOLD:
@@ -37,8 +39,8 @@ class Meter:
     def peek(self) -> dict[str, float]:
         """Loss and rates of the current window, or of the last one while this one is empty."""
         seconds = time.perf_counter() - self._since
-        if self._steps and seconds > 0:
-            self._rates = (self._steps / seconds, self._samples / seconds)
+        if self.steps and seconds > 0:
+            self._rates = (self.steps / seconds, self._samples / seconds)
         if self._weight:
             self._last_loss = self._fold() / self._weight
         return {
@@ -54,9 +56,18 @@ class Meter:
         return values
 
     def restart(self) -> None:
-        """Begin a new window: also after a pause that is not training, such as an evaluation."""
-        self._losses, self._weight, self._steps, self._samples = [], 0.0, 0, 0
+        """Begin a new window."""
+        self._losses, self._weight, self.steps, self._samples = [], 0.0, 0, 0
         self._since = time.perf_counter()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time spent inside, on an evaluation say, does not count as training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - began
 
     def _fold(self) -> float:
         total = torch.stack(self._losses).sum(dtype=torch.float64)

@@ -13,10 +13,10 @@ from echelon.core.protocols import Metric, Observer, Schedule, Strategy
 from echelon.core.types import Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
-from echelon.loop.evaluate import Evaluation, evaluate
+from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
-from echelon.optim import EarlyStop
+from echelon.optim import EarlyStop, first_non_finite
 
 TICK = 0.1
 """Seconds between two looks at the clock's work: progress, time limit."""
@@ -44,6 +44,8 @@ class Run:
     tick_at: float = 0.0
     evaluation: Evaluation | None = None
     interrupted: str | None = None
+    left_out: list[Lease] = field(default_factory=list)
+    """Samples without a finite update, where the job says to go on without them."""
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
     _evaluated_at: int = -1
@@ -70,16 +72,25 @@ class Run:
         if self._is_due(self.job.checkpoint.every):
             self.save()
         self._plan()
-        return self.interrupted or self._over()
+        return self.over()
 
     def epoch_done(self) -> str | None:
         """The epoch's own evaluation and checkpoint."""
+        if sum(lease.size for lease in self.left_out if lease.epoch == self.epoch) == len(
+            self.loader.source
+        ):
+            raise NonFiniteError(f"no sample of epoch {self.epoch} gave a finite update")
         self.epoch += 1
         if self.job.evaluate.every == "epoch":
             self.evaluate()
         if self.job.checkpoint.every == "epoch":
             self.save()
-        return self.interrupted or self._over()
+        return self.over()
+
+    def over(self) -> str | None:
+        """Why to stop now, if so."""
+        limit = self.limits.reached(self.version, self.seconds)
+        return self.interrupted or self.early.should_stop or limit
 
     def begin(self) -> None:
         """Start the clocks."""
@@ -90,8 +101,12 @@ class Run:
     def finish(self) -> None:
         """The last evaluation and checkpoint, unless they were just made."""
         self.observer.progressed(self.version, self._figures(self.meter.peek()))
+        if self.meter.steps:
+            self.observer.logged(self.version, self._figures(self.meter.read()))
         if self.job.evaluate.every != "never" and not self.interrupted:
             self.evaluate()
+            if self.evaluation and not self.evaluation.totals:  # known from an earlier sitting
+                self.evaluation = self._look()
         self.save()
 
     def interrupt(self, why: str) -> None:
@@ -102,31 +117,39 @@ class Run:
     def evaluate(self) -> None:
         if self.valid is None or self._evaluated_at == self.version:
             return
-        size = self.job.evaluate.batch_size or max(self.batch_size, 256)
-        self.evaluation = evaluate(self.strategy, self.valid, self.metrics, size)
+        self.evaluation = self._look()
         self._evaluated_at = self.version
         values = self.evaluation.values
         self.observer.evaluated(self.version, values)
         self.schedule.observe(values["loss"])
         better = self.early.observe(values[self.job.stop.metric])
         if better and self.job.checkpoint.best:
-            self.save(best=True)
-        self.meter.restart()
+            self.save()
+            self.shelf.mark_best(self.version)
 
-    def save(self, *, best: bool = False) -> None:
-        if self._saved_at != self.version or best:
-            self._saved_at = self.version
-            self.shelf.save(self.version, self.cut(), best=best)
-            self.meter.restart()
+    def save(self) -> None:
+        if self._saved_at == self.version:
+            return
+        with self.meter.pause():
+            cut = self.cut()
+            if layer := first_non_finite(cut["strategy"]["model"].items()):
+                raise NonFiniteError(
+                    f"step {self.version}: {layer!r} is not finite; this checkpoint is not written"
+                )
+            self.shelf.save(self.version, cut)
+        self._saved_at = self.version
 
     def notice(self, message: str) -> None:
-        self.observer.noticed(self.version, message)
+        """Tell the observers, who know the step themselves."""
+        step, _, rest = message.partition(": ")
+        self.observer.noticed(self.version, rest if step.startswith("step ") else message)
 
     def skip_or_raise(self, lease: Lease, error: NonFiniteError) -> None:
         """A non-finite update was not applied: end the run, or leave its samples out."""
         if self.job.health.non_finite == "stop":
             raise error
         self.ledger.commit(lease, self.version)
+        self.left_out.append(lease)
         self.notice(
             f"{error}; left out {lease.size} samples (epoch {lease.epoch}, "
             f"positions {lease.start} to {lease.stop})"
@@ -145,6 +168,8 @@ class Run:
                 "early": self.early.state_dict(),
                 "evaluated_at": self._evaluated_at,
                 "values": self.evaluation.values if self.evaluation else None,
+                "stop": self.job.stop.model_dump(mode="json"),
+                "left_out": [list(lease) for lease in self.left_out],
             },
         }
 
@@ -153,6 +178,9 @@ class Run:
         self.strategy.load_state_dict(cut["strategy"])
         self.ledger.load_state_dict(cut["ledger"])
         self.early.load_state_dict(loop["early"])
+        if loop["stop"] != self.job.stop.model_dump(mode="json"):
+            self.early.should_stop = None  # another rule, another judgement
+        self.left_out = [Lease(*lease) for lease in loop["left_out"]]
         self.version = self._saved_at = cut["strategy"]["version"]
         self.epoch = loop["epoch"]
         self.meter = Meter(loop["samples"])
@@ -163,13 +191,17 @@ class Run:
         randomness.restore(cut["random"])
 
     def _figures(self, values: dict[str, float]) -> dict[str, float]:
-        lr = self.job.optimizer.lr * self.schedule.factor(max(self.version - 1, 0))
         return values | {
-            "lr": lr,
+            "lr": self.strategy.rate(),
             "epoch": self.epoch,
             "samples": self.meter.samples,
             "seconds": self.seconds,
         }
+
+    def _look(self) -> Evaluation:
+        assert self.valid is not None
+        with self.meter.pause():
+            return evaluate(self.strategy, self.valid, self.metrics, evaluation_size(self.job))
 
     def _is_due(self, every: object) -> bool:
         return isinstance(every, int) and self.version % every == 0
@@ -181,6 +213,3 @@ class Run:
         if self.limits.steps is not None:
             steps.append(self.limits.steps)
         self.due_at = 0 if self.interrupted else min(steps)
-
-    def _over(self) -> str | None:
-        return self.early.should_stop or self.limits.reached(self.version, self.seconds)

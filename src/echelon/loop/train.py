@@ -21,6 +21,8 @@ from echelon.loop.run import Run
 
 def train(run: Run) -> str:
     """Train until a limit is reached; returns the reason."""
+    if reason := run.over():
+        return reason
     for epoch in itertools.count(run.epoch):
         if run.limits.epochs is not None and epoch >= run.limits.epochs:
             return f"{run.limits.epochs} epochs done"
@@ -51,6 +53,8 @@ def _pass(run: Run, epoch: int) -> str | None:
                     done = update()
                 except NonFiniteError as error:
                     run.skip_or_raise(lease, error)
+                    if reason := run.over():
+                        return reason
                     continue
                 if not done.committed:
                     run.notice(done.reason)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from echelon.core.errors import CheckpointError, ConfigError, TaskError
 from echelon.core.task import Task
 from echelon.core.types import Numerics
+from echelon.models import Normalise
 from echelon.strategy.half import make_usable
 
 _COMPILERS = ("g++", "clang++", "c++")
@@ -53,6 +54,25 @@ def trainable(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
     """Names and parameters that are to be trained, each once."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [name for name, _ in named], [parameter for _, parameter in named]
+
+
+def moving_buffers(model: nn.Module) -> list[Tensor]:
+    """Buffers that a forward pass may change, such as batch norm's statistics."""
+    fixed = {
+        id(buffer)
+        for module in model.modules()
+        if isinstance(module, Normalise)
+        for buffer in module.buffers()
+    }
+    return [buffer for buffer in model.buffers() if id(buffer) not in fixed]
+
+
+def release(model: nn.Module) -> None:
+    """Give a model back as it came: without recomputing."""
+    for module in model.modules():
+        patched = module.__dict__.get("forward")
+        if isinstance(patched, functools.partial) and patched.func is checkpoint:
+            del module.__dict__["forward"]
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:

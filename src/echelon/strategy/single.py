@@ -15,7 +15,14 @@ from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Shard, Stats, Update
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.fault import explain
-from echelon.strategy.replica import autocast, build_model, load_weights, trainable
+from echelon.strategy.replica import (
+    autocast,
+    build_model,
+    load_weights,
+    moving_buffers,
+    release,
+    trainable,
+)
 
 
 class Single:
@@ -49,6 +56,8 @@ class Single:
         else:
             optimizer = task.optimizer(self._parameters)
         self._stepper = Stepper(optimizer, self.model.named_parameters())
+        self._buffers = moving_buffers(self.model)
+        self._kept = [buffer.clone() for buffer in self._buffers]
         self.model.train()
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
@@ -56,6 +65,8 @@ class Single:
             return self._evaluate(micro)
         if not self.model.training:
             self.model.train()
+        if self._buffers:  # batch statistics move in forward, before the update is known to be good
+            torch._foreach_copy_(self._kept, self._buffers)
         loss_sum, weight = self._add(micro[0])
         for batch in micro[1:]:
             more, more_weight = self._add(batch)
@@ -81,6 +92,9 @@ class Single:
         self.version += 1
         return Update(committed=True, version=self.version)
 
+    def rate(self) -> float:
+        return float(self._stepper.optimizer.param_groups[0]["lr"])
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": self.version,
@@ -99,6 +113,7 @@ class Single:
 
     def close(self) -> None:
         self._clear()
+        release(self.model)
         self._comm.close()
 
     def _add(self, batch: Batch) -> tuple[Tensor, float]:
@@ -144,13 +159,19 @@ class Single:
 
     def _refuse(self) -> Update:
         """A non-finite update is never applied. A scaled one is worth another try."""
+        self._restore_buffers()
         reason = explain(self.model, self._forward, self._micro, self._loss_sum, self.version)
+        self._restore_buffers()
         self._clear()
         self._scaler.update(finite=False)
         if self._scaler.enabled and not self._scaler.exhausted:
             reason += f"; tried again with loss scale {self._scaler.scale:g}"
             return Update(committed=False, version=self.version, reason=reason)
         raise NonFiniteError(reason)
+
+    def _restore_buffers(self) -> None:
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
 
     def _clear(self) -> None:
         self._micro = ()

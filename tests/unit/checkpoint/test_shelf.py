@@ -22,7 +22,9 @@ def state(version: int) -> dict[str, object]:
 def test_keeps_the_last_few_and_the_best(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, keep=2)
     for version in range(1, 6):
-        shelf.save(version, state(version), best=version == 2)
+        shelf.save(version, state(version))
+        if version == 2:
+            shelf.mark_best(version)
     assert shelf.versions() == [2, 4, 5]
     assert shelf.best() == 2
     assert shelf.load("best")["version"] == 2
@@ -47,6 +49,27 @@ def test_falls_back_to_the_one_before_a_corrupt_one_and_says_so(tmp_path: Path) 
     torn.write_bytes(data)
     assert shelf.load()["version"] == 1
     assert "fails its checksum" in notices[0]
+
+
+def test_going_on_from_an_older_cut_outlives_the_broken_newer_one(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, keep=1)
+    shelf.save(30, state(30))
+    shelf.mark_best(30)
+    shelf.save(40, state(40))
+    (tmp_path / "step-0000000040" / "state.json").write_text("{")
+    assert shelf.load()["version"] == 30
+    shelf.save(31, state(31))
+    assert shelf.versions() == [30, 31]
+    assert shelf.load()["version"] == 31
+
+
+def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "step-foo").mkdir()
+    (tmp_path / "best").mkdir()
+    shelf = Shelf(tmp_path)
+    shelf.save(1, state(1))
+    assert shelf.versions() == [1]
+    assert shelf.best() is None
 
 
 def test_no_whole_checkpoint_at_all_is_said(tmp_path: Path) -> None:
@@ -91,9 +114,12 @@ def test_a_cut_is_whole_or_absent_when_its_writer_is_killed(tmp_path: Path) -> N
     assert writer.stdout is not None
     with writer:
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.glob("step-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
         os.kill(writer.pid, signal.SIGKILL)
     shelf = Shelf(tmp_path, keep=3)
+    assert shelf.versions(), "it was killed after it had saved"
     for version in shelf.versions():
         found = read_cut(tmp_path / f"step-{version:010d}")
         assert torch.equal(found["w"], torch.full((50_000,), version))

@@ -69,9 +69,9 @@ def test_a_vanishing_and_an_exploding_layer_are_named_once() -> None:
     weights = {name: torch.ones(4) for name in ("a", "b", "c")}
     grads = {"a": torch.ones(4), "b": torch.full((4,), 1e-9), "c": torch.full((4,), 1e4)}
     health.inspect(10, weights, grads)
-    assert [line.split(":")[1] for line in said] == [
-        " layer 'b' is vanishing",
-        " layer 'c' is exploding",
+    assert [line.split(":")[0] for line in said] == [
+        "layer 'b' is vanishing",
+        "layer 'c' is exploding",
     ]
     health.inspect(20, weights, grads)
     assert len(said) == 2, "told once"
