@@ -36,12 +36,13 @@ def cross_entropy(output: Any, batch: Batch, *, target: str = "y") -> tuple[Tens
 def binary_cross_entropy(output: Any, batch: Batch) -> tuple[Tensor, float]:
     """One score per sample against targets 0 and 1."""
     scores, y = logits(output).reshape(-1), _tensor(batch, "y").reshape(-1)
-    return F.binary_cross_entropy_with_logits(scores, y, reduction="sum"), y.numel()
+    target = y.to(scores.dtype)
+    return F.binary_cross_entropy_with_logits(scores, target, reduction="sum"), y.numel()
 
 
 def squared_error(output: Any, batch: Batch) -> tuple[Tensor, float]:
-    y = _tensor(batch, "y")
-    return F.mse_loss(logits(output).reshape(y.shape), y, reduction="sum"), y.numel()
+    scores, y = logits(output), _tensor(batch, "y")
+    return F.mse_loss(scores.reshape(y.shape), y.to(scores.dtype), reduction="sum"), y.numel()
 
 
 def logits(output: Any) -> Tensor:

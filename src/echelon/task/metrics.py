@@ -11,7 +11,7 @@ from torch import Tensor
 
 from echelon.core.protocols import Loss, Metric
 from echelon.core.types import Batch
-from echelon.task.losses import logits
+from echelon.task.losses import IGNORED, logits
 
 
 def as_metrics(metrics: Mapping[str, Metric | Loss]) -> dict[str, Metric]:
@@ -30,14 +30,17 @@ class Mean:
 
     def measure(self, output: Any, batch: Batch) -> Tensor:
         total, weight = self._function(output, batch)
-        return torch.stack([_double(total), _double(weight)])
+        return torch.stack([total.detach().double(), _count(weight, total)])
 
     def value(self, total: Tensor) -> float:
         return float(total[0] / total[1])
 
 
 class Accuracy:
-    """Part of the samples whose highest score is the target's; `top` takes more than one."""
+    """Part of the samples whose highest score is the target's; `top` takes more than one.
+
+    Targets of -100 do not count.
+    """
 
     def __init__(self, top: int = 1) -> None:
         self._top = top
@@ -48,14 +51,17 @@ class Accuracy:
             right = scores.argmax(-1) == y
         else:
             right = (scores.topk(self._top, -1).indices == y.unsqueeze(-1)).any(-1)
-        return torch.stack([right.sum().double(), torch.tensor(y.numel()).double()])
+        return torch.stack([right.sum().double(), (y != IGNORED).sum().double()])
 
     def value(self, total: Tensor) -> float:
         return float(total[0] / total[1])
 
 
 class Confusion:
-    """Counts of (target, predicted); its value is the macro-averaged F1."""
+    """Counts of (target, predicted); its value is the macro-averaged F1.
+
+    Targets of -100 do not count.
+    """
 
     is_confusion = True
 
@@ -63,9 +69,10 @@ class Confusion:
         self.classes = classes
 
     def measure(self, output: Any, batch: Batch) -> Tensor:
-        predicted = logits(output).argmax(-1)
-        cells = _target(batch) * self.classes + predicted
-        counts = torch.bincount(cells, minlength=self.classes**2)
+        y, size = _target(batch).reshape(-1), self.classes**2
+        predicted = logits(output).argmax(-1).reshape(-1)
+        cells = torch.where(y == IGNORED, size, y * self.classes + predicted)
+        counts = torch.bincount(cells, minlength=size + 1)[:size]
         return counts.view(self.classes, self.classes).double()
 
     def value(self, total: Tensor) -> float:
@@ -101,7 +108,7 @@ class Hits:
     def measure(self, output: Any, batch: Batch) -> Tensor:
         y = _target(batch).reshape(-1)
         right = (logits(output).reshape(-1) > 0) == (y > 0.5)
-        return torch.stack([right.sum().double(), torch.tensor(y.numel()).double()])
+        return torch.stack([right.sum().double(), _count(y.numel(), right)])
 
     def value(self, total: Tensor) -> float:
         return float(total[0] / total[1])
@@ -113,8 +120,8 @@ class _Residuals:
     def measure(self, output: Any, batch: Batch) -> Tensor:
         y = _target(batch).double().reshape(-1)
         error = logits(output).double().reshape(-1) - y
-        count = torch.tensor(y.numel()).double()
-        return torch.stack([error.square().sum(), y.sum(), y.square().sum(), count])
+        sums = [error.square().sum(), y.sum(), y.square().sum()]
+        return torch.stack([*sums, _count(y.numel(), error)])
 
 
 class RMSE(_Residuals):
@@ -137,9 +144,8 @@ def _target(batch: Batch) -> Tensor:
     return column
 
 
-def _double(value: Tensor | float) -> Tensor:
-    return (
-        value.detach().double()
-        if isinstance(value, Tensor)
-        else torch.tensor(float(value)).double()
-    )
+def _count(value: Tensor | float, like: Tensor) -> Tensor:
+    """A number where `like` is, without a copy that would wait for the device."""
+    if isinstance(value, Tensor):
+        return value.detach().to(like.device, torch.double)
+    return like.new_full((), value, dtype=torch.double, requires_grad=False)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.config import Job
-from echelon.core.errors import ConfigError, TaskError, unknown
+from echelon.core.errors import ConfigError, unknown
 from echelon.core.task import Task
 from echelon.task.choice import model_choice
+from echelon.task.idle import refuse_idle, refuse_misfit
 
 NAMES = ("classify", "click_rate", "language_model", "regress", "text_classify")
 
@@ -30,6 +31,8 @@ def check(job: Job) -> None:
     from echelon import models
 
     models.options(*model_choice(job))
+    refuse_misfit(job)
+    refuse_idle(job)
     if job.data.name is None and job.data.path is None:
         raise ConfigError(
             f"task {job.task!r} needs data: set data.name (a shipped set) or data.path", ("data",)
@@ -51,7 +54,7 @@ def load_task(job: Job, fitted: dict[str, Any] | None = None) -> Task:
     if ":" in job.task:
         from echelon.task.from_file import load_from_file
 
-        return load_from_file(job)
+        return load_from_file(job, other_data=fitted is not None)
     from echelon.task.builtin import BUILT_IN
 
     return BUILT_IN[job.task](job, fitted)
@@ -60,12 +63,10 @@ def load_task(job: Job, fitted: dict[str, Any] | None = None) -> Task:
 def prepare(task: Task) -> Task:
     """Turn whatever the user gave into what the loop works on."""
     from echelon.data.sources import as_source
+    from echelon.task.kinds import check_kinds
     from echelon.task.metrics import as_metrics
 
-    if not callable(task.loss):
-        raise TaskError(f"task.loss is a {type(task.loss).__name__}: it must be a function")
-    if "loss" in task.metrics:
-        raise TaskError("a metric may not be called 'loss': that is the loss itself")
+    check_kinds(task)
     return dataclasses.replace(
         task,
         train=None if task.train is None else as_source(task.train),

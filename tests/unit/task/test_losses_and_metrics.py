@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn import metrics as reference
 
+from echelon.core.protocols import Metric
 from echelon.core.types import Batch
 from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 from echelon.task.metrics import AUC, R2, RMSE, Accuracy, Confusion, Hits, Mean, as_metrics
@@ -116,3 +117,30 @@ def test_a_plain_function_becomes_a_mean_over_samples() -> None:
     assert isinstance(found["nll"], Mean)
     assert isinstance(found["accuracy"], Accuracy)
     assert in_parts(found["nll"], output, y) == pytest.approx(float(F.cross_entropy(output, y)))
+
+
+def test_whole_numbers_are_targets_too() -> None:
+    output, y = scores(9, 1), classes(2, 9)
+    for loss in (squared_error, binary_cross_entropy):
+        assert torch.equal(loss(output, {"y": y})[0], loss(output, {"y": y.float()})[0])
+
+
+def test_targets_that_do_not_count_are_left_out_of_the_metrics() -> None:
+    output, y = scores(3, 20, 4), classes(4, 3, 20)
+    y[1, 5:] = -100
+    kept = y != -100
+    for metric in (Accuracy(), Accuracy(top=2), Confusion(4)):
+        found = metric.measure(output, {"y": y})
+        assert torch.equal(found, metric.measure(output[kept], {"y": y[kept]}))
+
+
+@pytest.mark.parametrize(
+    "metric", [Accuracy(), Accuracy(top=2), Hits(), RMSE(), R2(), Mean(cross_entropy)]
+)
+def test_totals_are_made_where_the_output_is(metric: Metric) -> None:
+    # "meta" stands in for a GPU: torch refuses to stack what lies on two devices.
+    single = isinstance(metric, Hits | RMSE | R2)
+    output = torch.empty((6, 1) if single else (6, 3), device="meta")
+    total = metric.measure(output, {"y": torch.zeros(6, dtype=torch.long, device="meta")})
+    assert total.device.type == "meta"
+    assert total.dtype == torch.double
