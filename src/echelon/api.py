@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from echelon.core.config import Job, job_from
+from echelon.core.config import job_from
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
 from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, run_job
@@ -19,8 +19,8 @@ from echelon.track import progress
 def train(
     task: Task | str,
     *,
-    strategy: str = "single",
-    workers: int = 1,
+    strategy: str | None = None,
+    workers: int | None = None,
     resume: str | None = None,
     quiet: bool = False,
     observers: Sequence[Observer] = (),
@@ -33,12 +33,13 @@ def train(
     `resume` continues an earlier run of the same task; what `settings` do not say is then as
     it was.
     """
+    given = {"strategy": strategy, "workers": workers}
     known: KnownRun | None = None
+    values = dict(settings)
     if resume is not None:
-        folder = settings.get("track", {}).get("folder", "runs")
-        known = load_run(folder, resume)
-        settings = known.job.model_dump(mode="json") | settings
-    values = settings | {"strategy": strategy, "workers": workers}
+        known = load_run((settings.get("track") or {}).get("folder", "runs"), resume)
+        values = _merged(known.job.model_dump(mode="json"), settings)
+    values |= {key: value for key, value in given.items() if value is not None}
     if isinstance(task, Task):
         job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy])
     else:
@@ -51,4 +52,11 @@ def train(
     return run_job(job, task, resume=known.id if known else None, observers=watchers)
 
 
-__all__ = ["Job", "train"]
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` goes before `base`, key by key."""
+    return base | {
+        key: _merged(base[key], value)
+        if isinstance(value, dict) and isinstance(base.get(key), dict)
+        else value
+        for key, value in over.items()
+    }

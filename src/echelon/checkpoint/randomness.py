@@ -1,19 +1,32 @@
-"""The state of the random generators that a run draws from."""
+"""The random generators that a run, or a data set of the user's, may draw from."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+_NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
+
+
+def seed(number: int) -> None:
+    """Start all of them alike."""
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
 
 
 def capture() -> dict[str, Any]:
-    """Torch's generators and Python's own."""
+    """Torch's generators, Python's and NumPy's global one."""
+    name, keys, place, has_spare, spare = cast(_NumpyState, np.random.get_state(legacy=True))
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), place, has_spare, spare),
     }
 
 
@@ -22,3 +35,5 @@ def restore(state: dict[str, Any]) -> None:
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
     random.setstate(state["python"])
+    name, keys, place, has_spare, spare = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_spare, spare))

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from echelon import optim, strategy
-from echelon.checkpoint import Shelf
+from echelon.checkpoint import Shelf, randomness
 from echelon.comm import Alone
 from echelon.core.config import Job, OptimizerSection
 from echelon.core.errors import ConfigError, TaskError, unknown
-from echelon.core.protocols import Observer
+from echelon.core.protocols import BatchSource, Observer
 from echelon.core.task import Task
 from echelon.core.types import Numerics
+from echelon.data.datasets import DatasetSource
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
 from echelon.loop.health import LayerHealth
@@ -24,11 +25,12 @@ from echelon.loop.run import Run
 CHECKPOINTS = "checkpoints"
 
 
-def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
-    """Build every part of a run; `task` has been prepared and checked."""
+def assemble(job: Job, task: Task, observer: Observer) -> Run:
+    """Build every part of a run but its place; `task` has been prepared and checked."""
     device = find_device(job.device)
-    torch.manual_seed(job.seed)
+    randomness.seed(job.seed)
     limits = Limits.of(job)
+    pending: list[str] = []
     schedule = optim.build_schedule(
         job.schedule, limits.total_steps(len(task.train), job.batch_size)
     )
@@ -47,17 +49,18 @@ def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
             augment=task.augment,
             micro=job.accumulate,
             shard=chosen.shard,
-            prefetch=job.data.prefetch,
+            prefetch=read_ahead(job, task.train),
             device=device,
         ),
         valid=held_out(job, task, device),
         metrics=dict(task.metrics),  # type: ignore[arg-type]  # prepared: all are metrics
         shelf=Shelf(
-            folder / CHECKPOINTS,
+            Path(CHECKPOINTS),
             keep=job.checkpoint.keep,
-            notice=lambda message: observer.noticed(0, message),
+            notice=pending.append,
         ),
         observer=observer,
+        pending=pending,
         limits=limits,
         early=optim.EarlyStop(
             mode=optim.stop_mode(job.stop.mode, job.stop.metric),
@@ -70,11 +73,20 @@ def assemble(job: Job, task: Task, folder: Path, observer: Observer) -> Run:
 
 def held_out(job: Job, task: Task, device: torch.device) -> Loader | None:
     """The validation samples in their own order."""
-    if task.valid is None or len(task.valid) == 0:
+    if task.valid is None:
         return None
     return Loader(
-        task.valid, seed=job.seed, shuffle=False, prefetch=job.data.prefetch, device=device
+        task.valid,
+        seed=job.seed,
+        shuffle=False,
+        prefetch=read_ahead(job, task.valid),
+        device=device,
     )
+
+
+def read_ahead(job: Job, source: BatchSource) -> int:
+    """A torch Dataset may draw random numbers: read in the loop itself, they can be resumed."""
+    return 0 if isinstance(source, DatasetSource) else job.data.prefetch
 
 
 def numerics(job: Job, device: torch.device) -> Numerics:
@@ -100,10 +112,9 @@ def check_task(job: Job, task: Task) -> None:
     known = ["loss", *task.metrics]
     if job.stop.metric not in known:
         raise ConfigError(unknown("stop.metric", job.stop.metric, known), ("stop", "metric"))
-    no_valid = task.valid is None or len(task.valid) == 0
-    if no_valid and (job.stop.patience or job.stop.target is not None):
+    if task.valid is None and (job.stop.patience or job.stop.target is not None):
         raise ConfigError("stop needs held-out samples, and this task has none", ("stop",))
-    if no_valid and job.schedule.name == "plateau":
+    if task.valid is None and job.schedule.name == "plateau":
         raise ConfigError("schedule 'plateau' needs held-out samples", ("schedule", "name"))
 
 

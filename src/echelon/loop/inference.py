@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from echelon.checkpoint import Shelf
 from echelon.comm import Alone
@@ -16,12 +16,13 @@ from echelon.core.protocols import Strategy
 from echelon.core.task import Task
 from echelon.data.loader import ranges
 from echelon.loop.assemble import CHECKPOINTS, find_device, held_out, numerics
-from echelon.loop.evaluate import Evaluation, evaluate
+from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.open_run import KnownRun
 from echelon.optim import build_schedule
 from echelon.strategy import build
 from echelon.strategy.replica import build_model, load_weights
 from echelon.task import prepare
+from echelon.track.text import warn
 
 _BATCH = 256
 
@@ -35,8 +36,7 @@ def evaluate_run(known: KnownRun, task: Task, which: str) -> Evaluation:
         raise DataError(f"task {task.name!r} has no held-out samples")
     strategy = _strategy(known, task, which, device)
     try:
-        size = job.evaluate.batch_size or max(job.batch_size, _BATCH)
-        return evaluate(strategy, loader, dict(task.metrics), size)  # type: ignore[arg-type]  # prepared
+        return evaluate(strategy, loader, dict(task.metrics), evaluation_size(job))  # type: ignore[arg-type]  # prepared
     finally:
         strategy.close()
 
@@ -61,8 +61,7 @@ def predict_run(known: KnownRun, task: Task, which: str) -> Iterator[Any]:
 def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
     """The model with a checkpoint's weights, ready to be used."""
     model = build_model(task, numerics(known.job, find_device(known.job.device)))
-    cut = Shelf(known.folder / CHECKPOINTS).load(which)
-    load_weights(model, cut["strategy"]["model"])
+    load_weights(model, _weights(known, which))
     return model.eval()
 
 
@@ -71,9 +70,14 @@ def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> 
     schedule = build_schedule(job.schedule, 1)
     strategy = build(job.strategy, numerics(job, device), schedule)
     strategy.setup(task, Alone())
-    cut = Shelf(known.folder / CHECKPOINTS).load(which)
-    load_weights(strategy.model, cut["strategy"]["model"])
+    load_weights(strategy.model, _weights(known, which))
     return strategy
+
+
+def _weights(known: KnownRun, which: str) -> dict[str, Tensor]:
+    cut = Shelf(known.folder / CHECKPOINTS, notice=warn).load(which)
+    found: dict[str, Tensor] = cut["strategy"]["model"]
+    return found
 
 
 def _plain(task: Task, output: Any) -> list[Any]:

@@ -38,11 +38,23 @@ def load_run(
 ) -> KnownRun:
     """Find a run by id, the beginning of one, or `last`."""
     found = Store(folder).run(run)
-    config, fitted = found.folder / CONFIG, found.folder / FITTED
-    if not config.is_file() or not fitted.is_file():
+    config = found.folder / CONFIG
+    if not config.is_file():
         raise RunError(f"run {found.id!r} never began to train: there is no {config}")
     job = load_job(config, overrides, checks=checks).job
-    return KnownRun(found.id, found.folder, job, json.loads(fitted.read_text(encoding="utf-8")))
+    return KnownRun(found.id, found.folder, job, read_fitted(found.folder))
+
+
+def read_fitted(folder: Path) -> dict[str, Any]:
+    """What a run had learnt from its data beside the weights."""
+    path = folder / FITTED
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it must hold one JSON object")
+    return found
 
 
 def check_resume(known: KnownRun, job: Job) -> None:

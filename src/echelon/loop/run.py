@@ -35,6 +35,8 @@ class Run:
     metrics: dict[str, Metric]
     shelf: Shelf
     observer: Observer
+    pending: list[str]
+    """What was noticed before anybody could be told."""
     limits: Limits
     early: EarlyStop
     meter: Meter = field(default_factory=Meter)
@@ -94,6 +96,8 @@ class Run:
 
     def begin(self) -> None:
         """Start the clocks."""
+        while self.pending:
+            self.notice(self.pending.pop(0))
         self._started = time.perf_counter()
         self.meter.restart()
         self._plan()

@@ -13,13 +13,13 @@ import torch
 import yaml
 
 from echelon.core.config import Job
-from echelon.core.errors import EchelonError
+from echelon.core.errors import EchelonError, RunError
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
-from echelon.loop.assemble import assemble, check_task, facts
+from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
 from echelon.loop.gallery import gallery
 from echelon.loop.interrupt import on_interrupt
-from echelon.loop.open_run import CONFIG, FITTED
+from echelon.loop.open_run import CONFIG, FITTED, read_fitted
 from echelon.loop.result import Result
 from echelon.loop.run import Run
 from echelon.loop.train import train
@@ -38,31 +38,50 @@ def run_job(
     check_task(job, task)
     check_exporters(job.track.exporters)
     store = Store(job.track.folder)
+    watchers = Observers(observers)
     with _threads(job.threads):
-        run_id = resume or store.create(
-            job.name or task.name,
-            job.model_dump(mode="json"),
-            {"task": task.name, "strategy": job.strategy},
-        )
-        folder = store.folder / run_id
-        exporters = [exporter(name, folder) for name in job.track.exporters]
-        with Observers([*observers, Recorder(store, run_id), *exporters]) as everyone:
-            run = assemble(job, task, folder, everyone)
-            with closing(run.strategy):
-                if resume is None:
-                    _keep(folder, job, task)
-                else:
-                    _go_on(run, store, run_id)
-                everyone.started(run_id, facts(job, task, run, folder))
+        run = assemble(job, task, watchers)  # what cannot be built leaves no run behind
+        with closing(run.strategy):
+            if resume is None:
+                run_id = _begun(run, task, store)
+            else:
+                run_id = _resumed(run, task, store, resume)
+            folder = store.folder / run_id
+            with watchers:
+                watchers.add(Recorder(store, run_id))
+                for name in job.track.exporters:
+                    watchers.add(exporter(name, folder))
+                watchers.started(run_id, facts(job, task, run, folder))
                 result = _trained(run, task, run_id, folder)
         if result.report is not None:
             try_report(store, run_id)
         return result
 
 
-def _go_on(run: Run, store: Store, run_id: str) -> None:
+def _begun(run: Run, task: Task, store: Store) -> str:
+    """A new run: its row, its folder, its config."""
+    job = run.job
+    run_id = store.create(
+        job.name or task.name,
+        job.model_dump(mode="json"),
+        {"task": task.name, "strategy": job.strategy},
+    )
+    _keep(store.folder / run_id, job, task)
+    run.shelf.folder = store.folder / run_id / CHECKPOINTS
+    return run_id
+
+
+def _resumed(run: Run, task: Task, store: Store, run_id: str) -> str:
+    """An earlier run, from its last whole cut on. Nothing is written before it is ours."""
+    folder = store.folder / run_id
+    if json.loads(json.dumps(dict(task.fitted))) != read_fitted(folder):
+        raise RunError(f"run {run_id!r} began with other data: labels or statistics differ")
+    run.shelf.folder = folder / CHECKPOINTS
     run.load(run.shelf.load("last"))
     store.resume(run_id, run.version)
+    store.reconfigure(run_id, run.job.model_dump(mode="json"))
+    _keep(folder, run.job, task)
+    return run_id
 
 
 def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
@@ -71,7 +90,7 @@ def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
             run.begin()
             reason = train(run)
             run.finish()
-        _write_json(folder / EVALUATION, gallery(run, task))
+        _show(run, task, folder)
         result = _result(run, run_id, folder, run.interrupted or reason)
     except BaseException as error:
         _failed(run, run_id, folder, error)
@@ -110,18 +129,29 @@ def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
     message = str(error) or type(error).__name__
     run.notice(message)
     summary = {"run": run_id, "steps": run.version, "seconds": run.seconds, "error": message}
-    run.observer.finished("failed", summary)
+    run.observer.finished("stopped" if isinstance(error, KeyboardInterrupt) else "failed", summary)
+
+
+def _show(run: Run, task: Task, folder: Path) -> None:
+    """What the report will show; a fault in showing does not undo the training."""
+    try:
+        _write(folder / EVALUATION, json.dumps(gallery(run, task), ensure_ascii=False))
+    except Exception as error:
+        run.notice(f"the report shows no samples: {type(error).__name__}: {error}")
 
 
 def _keep(folder: Path, job: Job, task: Task) -> None:
     """The resolved config and whatever was learnt from the data, beside the run."""
     text = yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    (folder / CONFIG).write_text(text, encoding="utf-8")
-    _write_json(folder / FITTED, dict(task.fitted))
+    _write(folder / CONFIG, text)
+    _write(folder / FITTED, json.dumps(dict(task.fitted), ensure_ascii=False))
 
 
-def _write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
 
 
 @contextmanager

@@ -21,6 +21,10 @@ class Observers:
         self._observers = list(observers)
         self._finished = False
 
+    def add(self, observer: Observer) -> None:
+        """One more, from now on."""
+        self._observers.append(observer)
+
     def __enter__(self) -> Self:
         return self
 

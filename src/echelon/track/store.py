@@ -62,6 +62,14 @@ class Store:
             merged = {**json.loads(row["facts"]), **facts}
             store.execute("UPDATE runs SET facts = ? WHERE id = ?", (dumped(merged), run))
 
+    def reconfigure(self, run: str, config: Mapping[str, Any]) -> None:
+        """A run that goes on may go on differently."""
+        with connected(self.path) as store, transaction(store):
+            changed = store.execute(
+                "UPDATE runs SET config = ? WHERE id = ?", (dumped(config), run)
+            )
+            self._must_have(run, changed.rowcount > 0)
+
     def finish(self, run: str, status: Status, summary: Mapping[str, Any]) -> None:
         now = time.time()
         with connected(self.path) as store, transaction(store):
