@@ -159,14 +159,15 @@ def test_clicks_come_near_the_best_that_can_be_known(tmp_path: Path) -> None:
 
 
 def test_a_language_model_writes(tmp_path: Path) -> None:
-    text = "to be or not to be that is the question\n" * 200
+    text = "to be or not to be that is the question\n" * 100
     (tmp_path / "play.txt").write_text(text, encoding="utf-8")
     trained = echelon(
         "train",
         "task=language_model",
         "data={path: play.txt, length: 16}",
         "model={name: gpt, layers: 1, heads: 2, width: 32}",
-        "epochs=12",
+        "steps=600",
+        "schedule.name=cosine",
         "optimizer.lr=1e-2",
         "batch_size=16",
         "threads=1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from echelon.core.errors import UserError
@@ -27,3 +29,23 @@ def command() -> str:
     if found is not None and Path(found).resolve() == here.resolve():
         return "echelon"
     return str(here)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print, and be sure that it went out: a full disk is said in one line."""
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough: that is no mistake
+        raise
+    except OSError as error:
+        _drop_stdout()
+        raise UserError(f"the output cannot be written: {error.strerror}") from None
+
+
+def _drop_stdout() -> None:
+    """What is still in the buffer would fail once more when Python ends."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
+from echelon.cli.arguments import say
 from echelon.cli.evaluate import Checkpoint, Folder
 from echelon.core.errors import UserError
 
@@ -32,33 +32,52 @@ def predict(
     if (data is None) == (prompt is None):
         raise UserError("give either a file of data or --prompt")
     if prompt is not None:
-        _tell(folder, run, checkpoint, prompt, length, temperature, seed)
-        return
-    assert data is not None
-    if not data.exists():
-        raise UserError(f"{data}: there is no such file")
+        lines: Iterable[str] = [_told(folder, run, checkpoint, prompt, length, temperature, seed)]
+    else:
+        assert data is not None
+        lines = _predicted(folder, run, checkpoint, data)
     if out is None:
-        _write(sys.stdout, folder, run, checkpoint, data)
-        return
-    aside = out.with_name(f".{out.name}.part")
+        say(lines)
+    else:
+        _save(lines, out)
+
+
+def _save(lines: Iterable[str], out: Path) -> None:
+    """All of it, or nothing at all. A device or a pipe is written to as it is."""
+    if out.is_dir():
+        raise UserError(f"--out {out}: is a folder, give the name of a file")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    target = out.resolve()
+    plain = target.is_file() or not target.exists()
+    aside = target.with_name(f".{target.name}.part") if plain else target
     try:
         with aside.open("w", encoding="utf-8") as file:
-            _write(file, folder, run, checkpoint, data)
-        aside.replace(out)
+            file.writelines(line + "\n" for line in lines)
+        if plain:
+            aside.replace(target)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from None
     finally:
-        aside.unlink(missing_ok=True)
+        if plain:
+            aside.unlink(missing_ok=True)
 
 
-def _write(file: TextIO, folder: str, run: str, checkpoint: str, data: Path) -> None:
-    from echelon.cli.reopening import reopen
+def _predicted(folder: str, run: str, checkpoint: str, data: Path) -> Iterator[str]:
+    from echelon.cli.reopening import reopen_on, stored_run
     from echelon.loop.inference import predict_run
+    from echelon.track.text import to_json
 
-    known, task = reopen(folder, run, [f"data.path={data}"])
-    for row in predict_run(known, task, checkpoint):
-        print(json.dumps(row, ensure_ascii=False), file=file)
+    if not data.exists():
+        raise UserError(f"{data}: there is no such file")
+    known = stored_run(folder, run)
+    if known.job.task == "language_model":
+        raise UserError("a language model goes on from a text: use --prompt")
+    known, task = reopen_on(known, data)
+    return map(to_json, predict_run(known, task, checkpoint))
 
 
-def _tell(
+def _told(
     folder: str,
     run: str,
     checkpoint: str,
@@ -66,11 +85,11 @@ def _tell(
     length: int,
     temperature: float,
     seed: int,
-) -> None:
+) -> str:
     from echelon.cli.reopening import reopen
     from echelon.loop.inference import trained_model
     from echelon.task.generate import Writer
 
     known, task = reopen(folder, run, [])
     writer = Writer(trained_model(known, task, checkpoint), known.fitted)
-    print(writer.go_on(prompt, length, temperature=temperature, seed=seed))
+    return writer.go_on(prompt, length, temperature=temperature, seed=seed)

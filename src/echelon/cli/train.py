@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,12 +39,13 @@ def train(
     """Train a job, or go on with one that was stopped or killed."""
     file, overrides = split_arguments(arguments or [])
     from echelon.cli import training  # torch is imported only when there is work for it
+    from echelon.track.text import to_json
 
     if resume is not None:
         result = training.resumed(resume, file, overrides, quiet=quiet)
     else:
         result = training.started(_load(file, overrides), quiet=quiet)
-    print(json.dumps(result.summary()) if as_json else _told(result))
+    print(to_json(result.summary()) if as_json else _told(result))
     if result.status != "done":
         raise typer.Exit(INTERRUPTED)
 

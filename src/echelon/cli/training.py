@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon import strategy, task
+from echelon import task
+from echelon.cli.reopening import check_stored
 from echelon.core.config import Job
 from echelon.core.errors import RunError, UserError
 from echelon.loop import PYTHON_TASK, Result, check_resume, load_run, run_job
@@ -20,7 +21,7 @@ def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -
     """Go on with a run as it was, except for what `overrides` say."""
     if file is not None:
         raise UserError(f"--resume takes the run's own config: leave out {file}")
-    known = load_run(_folder(overrides), run, overrides, checks=[strategy.check])
+    known = load_run(_folder(overrides), run, overrides, checks=[check_stored])
     check_resume(known, known.job)
     if known.job.task == PYTHON_TASK:
         raise RunError(
