@@ -11,7 +11,7 @@ from echelon.core.protocols import Observer
 from echelon.core.task import Task
 from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, run_job
 from echelon.strategy import check as check_strategy
-from echelon.task import anchored, load_task
+from echelon.task import anchored, check_python, load_task
 from echelon.task import check as check_task
 from echelon.track import progress
 
@@ -41,7 +41,7 @@ def train(
         values = _merged(known.job.model_dump(mode="json"), settings)
     values |= {key: value for key, value in given.items() if value is not None}
     if isinstance(task, Task):
-        job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy])
+        job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy, check_python])
     else:
         job = job_from(values | {"task": task}, checks=[check_strategy, check_task])
         job = anchored(job, Path())

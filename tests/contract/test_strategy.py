@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 
@@ -291,3 +292,36 @@ def test_a_checkpoint_of_another_model_is_refused(name: str) -> None:
     other = strategy(name, task(lambda: nn.Linear(FEATURES, CLASSES)))
     with pytest.raises(CheckpointError, match="does not fit the model"):
         strategy(name).load_state_dict(other.state_dict())
+
+
+def test_images_train_as_in_a_hand_written_loop_and_resume_bit_identically(name: str) -> None:
+    """Convolutions may lie in memory otherwise than they came; nothing else may change."""
+
+    def cnn() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, CLASSES)
+        )
+
+    images = torch.randn(24, 2, 6, 6, generator=torch.Generator().manual_seed(3))
+    classes = torch.arange(24) % CLASSES
+    adam = OptimizerSection(name="adam", lr=0.01)
+    trained, second, model = (
+        strategy(name, task(cnn), optimizer=adam),
+        strategy(name, task(cnn), optimizer=adam),
+        cnn(),
+    )
+    by_hand = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(8):
+        trained.compute([{"x": images, "y": classes}])
+        trained.update()
+        by_hand.zero_grad()
+        F.cross_entropy(model(images), classes).backward()
+        by_hand.step()
+        if step == 3:
+            second.load_state_dict(copy.deepcopy(trained.state_dict()))
+    assert difference(weights(trained), dict(model.state_dict())) <= 1e-4
+    for _ in range(4):
+        second.compute([{"x": images, "y": classes}])
+        second.update()
+    assert all(torch.equal(w, weights(second)[n]) for n, w in weights(trained).items())

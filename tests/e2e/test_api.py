@@ -205,3 +205,10 @@ def test_a_result_is_plain_json_even_where_it_is_not_a_number() -> None:
         task(metrics={"nothing": lambda output, _batch: (output.sum() * 0, 0.0)}), epochs=1
     )
     assert json.loads(json.dumps(result.summary(), allow_nan=False))["metrics"]["nothing"] is None
+
+
+def test_settings_that_a_python_task_would_ignore_are_refused() -> None:
+    for idle in ({"model": {"name": "mlp"}}, {"data": {"path": "x.csv"}}):
+        with pytest.raises(ConfigError):
+            train(task(), **idle)
+    assert train(task(), data={"prefetch": 0}, epochs=1).status == "done"
