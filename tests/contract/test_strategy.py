@@ -295,8 +295,6 @@ def test_a_checkpoint_of_another_model_is_refused(name: str) -> None:
 
 
 def test_images_train_as_in_a_hand_written_loop_and_resume_bit_identically(name: str) -> None:
-    """Convolutions may lie in memory otherwise than they came; nothing else may change."""
-
     def cnn() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(
