@@ -24,10 +24,12 @@ def cnn(classes: int) -> Any:
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
-            layers.Conv2D(32, 5, padding="same", activation="relu"),
+            layers.Conv2D(32, 5, padding="same"),
             layers.MaxPooling2D(),
-            layers.Conv2D(64, 5, padding="same", activation="relu"),
+            layers.ReLU(),
+            layers.Conv2D(64, 5, padding="same"),
             layers.MaxPooling2D(),
+            layers.ReLU(),
             layers.Flatten(),
             layers.Dense(128, activation="relu"),
             layers.Dropout(0.5),

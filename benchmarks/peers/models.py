@@ -13,14 +13,17 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """LeNet's shape on 28 × 28 grey images, with the layers people use in it today."""
+    """LeNet's shape on 28 × 28 grey images, with the layers people use in it today.
+
+    Pooling stands before relu, as in Echelon's own cnn: the same function, and less to do.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * 7 * 7, 128),
         nn.ReLU(),
