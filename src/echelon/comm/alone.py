@@ -9,5 +9,8 @@ class Alone:
     index = 0
     count = 1
 
+    def __init__(self) -> None:
+        self.asked = 0
+
     def close(self) -> None:
         """Nothing is open."""

@@ -57,6 +57,10 @@ class NonFiniteError(TrainingError):
     """A loss or a gradient is not finite; names the layer and the step."""
 
 
+class PeerError(TrainingError):
+    """Another member is gone or does not answer: never the cause, always the consequence."""
+
+
 class CheckpointError(TrainingError):
     """A checkpoint is torn, corrupt or does not fit the model."""
 

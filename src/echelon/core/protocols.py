@@ -79,6 +79,8 @@ class Comm(Protocol):
 
     index: int
     count: int
+    asked: int
+    """Why this member wants all to stop after the current update (`Ask`); set by anybody."""
 
     def close(self) -> None: ...
 
@@ -123,11 +125,18 @@ class Strategy(Protocol):
         """Turn the gradients into one update of the model, wherever the optimizer runs."""
         ...
 
+    def total(self, stats: Stats) -> Stats:
+        """These stats summed up over all members, each sample once."""
+        ...
+
     def rate(self) -> float:
         """The learning rate of the last update."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Whole tensors by name, whatever this member holds of them. Members call it together;
+        only member 0's answer is sure to be complete."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

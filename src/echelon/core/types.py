@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from echelon.core.config.optim import ClipSection, OptimizerSection
+from echelon.core.config.parallel import (
+    PipelineSection,
+    ShardedSection,
+    SyncSection,
+    TensorSection,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -59,11 +66,25 @@ class Stats(NamedTuple):
     metrics: Mapping[str, Tensor]
 
 
+class Ask(IntEnum):
+    """Why a member wants all to stop. Members' wishes are added up: any signal outweighs clocks."""
+
+    NOTHING = 0
+    TIME = 1
+    SIGNAL = 1 << 20
+
+
 class Update(NamedTuple):
-    """What one `update` did. If it is not committed, its lease goes back and `reason` says why."""
+    """What one `update` did. If it is not committed, its lease goes back and `reason` says why.
+
+    Loss, weight and `asked` are sums over all members; if asked is not 0, all end here.
+    """
 
     committed: bool
     version: int
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    asked: int = 0
     staleness: int = 0
     peers: int = 1
     reason: str = ""
@@ -79,3 +100,17 @@ class Numerics:
     precision: str = "fp32"
     recompute: bool = False
     compile: bool = False
+    micro: int = 1
+    """Micro-batches of a whole update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How the members of a run are arranged, and what their strategy wants to know."""
+
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Members along each axis, the outermost first: `data`, then the strategy's own."""
+    sync: SyncSection = field(default_factory=SyncSection)
+    sharded: ShardedSection = field(default_factory=ShardedSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    tensor: TensorSection = field(default_factory=TensorSection)

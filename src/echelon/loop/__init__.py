@@ -2,6 +2,6 @@
 
 from echelon.loop.open_run import PYTHON_TASK, KnownRun, check_resume, load_run
 from echelon.loop.result import Result
-from echelon.loop.session import run_job
+from echelon.loop.session import assist, run_job
 
-__all__ = ["PYTHON_TASK", "KnownRun", "Result", "check_resume", "load_run", "run_job"]
+__all__ = ["PYTHON_TASK", "KnownRun", "Result", "assist", "check_resume", "load_run", "run_job"]

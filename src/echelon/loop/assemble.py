@@ -9,12 +9,11 @@ import torch
 
 from echelon import optim, strategy
 from echelon.checkpoint import Shelf, randomness
-from echelon.comm import Alone
 from echelon.core.config import Job, OptimizerSection
 from echelon.core.errors import ConfigError, TaskError, unknown
-from echelon.core.protocols import BatchSource, Observer
+from echelon.core.protocols import BatchSource, Comm, Observer
 from echelon.core.task import Task
-from echelon.core.types import Numerics
+from echelon.core.types import Numerics, Parallel, Shard
 from echelon.data.datasets import DatasetSource
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
@@ -25,8 +24,8 @@ from echelon.loop.run import Run
 CHECKPOINTS = "checkpoints"
 
 
-def assemble(job: Job, task: Task, observer: Observer) -> Run:
-    """Build every part of a run but its place; `task` has been prepared and checked."""
+def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
+    """Build every part of a run but its folder; `task` has been prepared and checked."""
     device = find_device(job.device)
     randomness.seed(job.seed)
     limits = Limits.of(job)
@@ -35,11 +34,16 @@ def assemble(job: Job, task: Task, observer: Observer) -> Run:
         job.schedule, limits.total_steps(len(task.train), job.batch_size)
     )
     chosen = strategy.build(
-        job.strategy, numerics(job, device), schedule, LayerHealth(job.health, observer.noticed)
+        job.strategy,
+        numerics(job, device),
+        schedule,
+        LayerHealth(job.health, observer.noticed),
+        parallel(job),
     )
-    chosen.setup(task, Alone())
+    chosen.setup(task, comm)
     return Run(
         job=job,
+        comm=comm,
         strategy=chosen,
         schedule=schedule,
         ledger=Ledger(len(task.train)),
@@ -52,7 +56,7 @@ def assemble(job: Job, task: Task, observer: Observer) -> Run:
             prefetch=read_ahead(job, task.train),
             device=device,
         ),
-        valid=held_out(job, task, device),
+        valid=held_out(job, task, device, chosen.shard),
         metrics=dict(task.metrics),  # type: ignore[arg-type]  # prepared: all are metrics
         shelf=Shelf(
             Path(CHECKPOINTS),
@@ -71,7 +75,12 @@ def assemble(job: Job, task: Task, observer: Observer) -> Run:
     )
 
 
-def held_out(job: Job, task: Task, device: torch.device) -> Loader | None:
+def held_out(
+    job: Job,
+    task: Task,
+    device: torch.device,
+    shard: Shard = Shard(),  # noqa: B008 (a constant)
+) -> Loader | None:
     """The validation samples in their own order."""
     if task.valid is None:
         return None
@@ -79,6 +88,7 @@ def held_out(job: Job, task: Task, device: torch.device) -> Loader | None:
         task.valid,
         seed=job.seed,
         shuffle=False,
+        shard=shard,
         prefetch=read_ahead(job, task.valid),
         device=device,
     )
@@ -97,6 +107,17 @@ def numerics(job: Job, device: torch.device) -> Numerics:
         precision=job.precision,
         recompute=job.recompute,
         compile=job.compile,
+        micro=job.accumulate,
+    )
+
+
+def parallel(job: Job) -> Parallel:
+    return Parallel(
+        mesh=strategy.arrangement(job),
+        sync=job.sync,
+        sharded=job.sharded,
+        pipeline=job.pipeline,
+        tensor=job.tensor,
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
 from echelon.core.protocols import Metric, Strategy
+from echelon.core.types import Stats
 from echelon.data.loader import Loader, ranges
 
 
@@ -30,7 +32,7 @@ def evaluation_size(job: Job) -> int:
 def evaluate(
     strategy: Strategy, loader: Loader, metrics: Mapping[str, Metric], batch_size: int
 ) -> Evaluation:
-    """Loss and metrics over everything the loader has."""
+    """Loss and metrics over everything the loader has; members look at a part each."""
     loss_sum, weight = 0.0, 0.0
     totals: dict[str, Tensor] = {}
     with closing(loader.stream(ranges(len(loader.source), batch_size))) as stream:
@@ -40,8 +42,9 @@ def evaluate(
             weight += stats.weight
             for name, part in stats.metrics.items():
                 totals[name] = totals[name] + part if name in totals else part
-    if weight == 0:
+    seen = strategy.total(Stats(torch.tensor(loss_sum, dtype=torch.float64), weight, totals))
+    if seen.weight == 0:
         raise TrainingError("the held-out samples have no weight: there is nothing to evaluate")
-    values = {"loss": loss_sum / weight}
-    values |= {name: metrics[name].value(total) for name, total in totals.items()}
-    return Evaluation(values, totals, len(loader.source))
+    values = {"loss": float(seen.loss_sum) / seen.weight}
+    values |= {name: metrics[name].value(total) for name, total in seen.metrics.items()}
+    return Evaluation(values, dict(seen.metrics), len(loader.source))

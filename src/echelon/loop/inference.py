@@ -66,9 +66,10 @@ def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
 
 
 def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> Strategy:
+    """One process is enough to look, however many trained."""
     job = known.job
     schedule = build_schedule(job.schedule, 1)
-    strategy = build(job.strategy, numerics(job, device), schedule)
+    strategy = build("single", numerics(job, device), schedule)
     strategy.setup(task, Alone())
     load_weights(strategy.model, _weights(known, which))
     return strategy

@@ -26,10 +26,12 @@ class Limits:
         ends += [] if self.steps is None else [self.steps]
         return min(ends, default=None)
 
-    def reached(self, version: int, seconds: float) -> str | None:
-        """Why to stop now, if so."""
+    def reached(self, version: int) -> str | None:
+        """Why to stop at this version, if so."""
         if self.steps is not None and version >= self.steps:
             return f"{self.steps} steps done"
-        if self.seconds is not None and seconds >= self.seconds:
-            return f"{self.seconds / 60:g} minutes are over"
         return None
+
+    def late(self, seconds: float) -> bool:
+        """Whether the time is over."""
+        return self.seconds is not None and seconds >= self.seconds

@@ -1,4 +1,4 @@
-"""Adds up what the steps report, without making the device wait."""
+"""Adds up what the updates report."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor
-
-from echelon.core.types import Stats
-
-_FOLD = 256
+from echelon.core.types import Update
 
 
 class Meter:
@@ -19,7 +14,7 @@ class Meter:
 
     def __init__(self, samples: int = 0) -> None:
         self.samples = samples
-        self._losses: list[Tensor] = []
+        self._loss_sum = 0.0
         self._weight = 0.0
         self._last_loss = float("nan")
         self.steps = 0
@@ -27,14 +22,12 @@ class Meter:
         self._since = time.perf_counter()
         self._rates = (0.0, 0.0)
 
-    def add(self, stats: Stats, size: int) -> None:
-        self._losses.append(stats.loss_sum)
-        self._weight += stats.weight
+    def add(self, done: Update, size: int) -> None:
+        self._loss_sum += done.loss_sum
+        self._weight += done.weight
         self.steps += 1
         self._samples += size
         self.samples += size
-        if len(self._losses) >= _FOLD:
-            self._fold()
 
     def peek(self) -> dict[str, float]:
         """Loss and rates of the current window, or of the last one while this one is empty."""
@@ -42,7 +35,7 @@ class Meter:
         if self.steps and seconds > 0:
             self._rates = (self.steps / seconds, self._samples / seconds)
         if self._weight:
-            self._last_loss = self._fold() / self._weight
+            self._last_loss = self._loss_sum / self._weight
         return {
             "loss": self._last_loss,
             "steps_per_s": self._rates[0],
@@ -57,7 +50,7 @@ class Meter:
 
     def restart(self) -> None:
         """Begin a new window."""
-        self._losses, self._weight, self.steps, self._samples = [], 0.0, 0, 0
+        self._loss_sum, self._weight, self.steps, self._samples = 0.0, 0.0, 0, 0
         self._since = time.perf_counter()
 
     @contextmanager
@@ -68,8 +61,3 @@ class Meter:
             yield
         finally:
             self._since += time.perf_counter() - began
-
-    def _fold(self) -> float:
-        total = torch.stack(self._losses).sum(dtype=torch.float64)
-        self._losses = [total]
-        return float(total)

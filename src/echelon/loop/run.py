@@ -9,8 +9,8 @@ from typing import Any
 from echelon.checkpoint import Shelf, randomness
 from echelon.core.config import Job
 from echelon.core.errors import NonFiniteError
-from echelon.core.protocols import Metric, Observer, Schedule, Strategy
-from echelon.core.types import Lease
+from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
+from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
@@ -27,6 +27,7 @@ class Run:
     """Owned by one process; `cut` and `load` are the whole of what a resume needs."""
 
     job: Job
+    comm: Comm
     strategy: Strategy
     schedule: Schedule
     ledger: Ledger
@@ -46,8 +47,11 @@ class Run:
     tick_at: float = 0.0
     evaluation: Evaluation | None = None
     interrupted: str | None = None
+    """Why the run ends before its time, once all members know of it."""
+    timed_out: str | None = None
     left_out: list[Lease] = field(default_factory=list)
     """Samples without a finite update, where the job says to go on without them."""
+    _wish: str | None = None
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
     _evaluated_at: int = -1
@@ -65,6 +69,8 @@ class Run:
     def attend(self) -> str | None:
         """Do what is due at this version; returns why to stop, if so."""
         if time.perf_counter() >= self.tick_at:
+            if self.limits.late(self.seconds):
+                self.comm.asked = max(self.comm.asked, Ask.TIME)
             self.observer.progressed(self.version, self._figures(self.meter.peek()))
             self.tick_at = time.perf_counter() + TICK
         if self._is_due(self.job.track.every):
@@ -90,9 +96,9 @@ class Run:
         return self.over()
 
     def over(self) -> str | None:
-        """Why to stop now, if so."""
-        limit = self.limits.reached(self.version, self.seconds)
-        return self.interrupted or self.early.should_stop or limit
+        """Why to stop now, if so; all members find the same."""
+        limit = self.limits.reached(self.version)
+        return self.interrupted or self.early.should_stop or self.timed_out or limit
 
     def begin(self) -> None:
         """Start the clocks."""
@@ -114,8 +120,16 @@ class Run:
         self.save()
 
     def interrupt(self, why: str) -> None:
-        """Ask the run to stop at the next step boundary; safe to call from a signal handler."""
-        self.interrupted = f"stopped by {why}"
+        """Ask all members to stop after the same update; safe to call from a signal handler."""
+        self._wish = f"stopped by {why}"
+        self.comm.asked = Ask.SIGNAL
+
+    def heed(self, asked: int) -> None:
+        """Some member asked all to stop: its clock ran out, or it got a signal."""
+        if asked >= Ask.SIGNAL:
+            self.interrupted = self._wish or "stopped by another member"
+        else:
+            self.timed_out = f"{self.job.minutes:g} minutes are over"
         self.due_at = 0
 
     def evaluate(self) -> None:
@@ -129,19 +143,22 @@ class Run:
         better = self.early.observe(values[self.job.stop.metric])
         if better and self.job.checkpoint.best:
             self.save()
-            self.shelf.mark_best(self.version)
+            if self.comm.index == 0:
+                self.shelf.mark_best(self.version)
 
     def save(self) -> None:
         if self._saved_at == self.version:
             return
         with self.meter.pause():
             cut = self.cut()
+            self._saved_at = self.version
+            if self.comm.index != 0:
+                return
             if layer := first_non_finite(cut["strategy"]["model"].items()):
                 raise NonFiniteError(
                     f"step {self.version}: {layer!r} is not finite; this checkpoint is not written"
                 )
             self.shelf.save(self.version, cut)
-        self._saved_at = self.version
 
     def notice(self, message: str) -> None:
         """Tell the observers, who know the step themselves."""
@@ -216,4 +233,4 @@ class Run:
         steps = [self.version - self.version % n + n for n in intervals if isinstance(n, int)]
         if self.limits.steps is not None:
             steps.append(self.limits.steps)
-        self.due_at = 0 if self.interrupted else min(steps)
+        self.due_at = min(steps)

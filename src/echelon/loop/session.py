@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import yaml
 
+from echelon.comm import Alone
 from echelon.core.config import Job
 from echelon.core.errors import EchelonError, RunError
-from echelon.core.protocols import Observer
+from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
 from echelon.loop.gallery import gallery
@@ -31,16 +32,26 @@ EVALUATION = "evaluation.json"
 
 
 def run_job(
-    job: Job, task: Task, *, resume: str | None = None, observers: Sequence[Observer] = ()
+    job: Job,
+    task: Task,
+    *,
+    comm: Comm | None = None,
+    resume: str | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
-    """Train `task` as `job` says, recorded in the store, from the start or where `resume` ended."""
+    """Train `task` as `job` says, recorded in the store, from the start or where `resume` ended.
+
+    Of several members it is the first that does this; the others call `assist`.
+    """
     task = prepare(task)
+    comm = comm or Alone()
+    assert comm.index == 0, f"member {comm.index} is to assist"
     check_task(job, task)
     check_exporters(job.track.exporters)
     store = Store(job.track.folder)
     watchers = Observers(observers)
-    with _threads(job.threads):
-        run = assemble(job, task, watchers)  # what cannot be built leaves no run behind
+    with _threads(job.threads, comm):
+        run = assemble(job, task, comm, watchers)  # what cannot be built leaves no run behind
         with closing(run.strategy):
             if resume is None:
                 run_id = _begun(run, task, store)
@@ -56,6 +67,21 @@ def run_job(
         if result.report is not None:
             try_report(store, run_id)
         return result
+
+
+def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> None:
+    """Be one of the other members: the same steps, and nothing recorded."""
+    task = prepare(task)
+    with _threads(job.threads, comm):
+        run = assemble(job, task, comm, Observers(()))
+        with closing(run.strategy):
+            if resume is not None:
+                run.shelf.folder = Store(job.track.folder).folder / resume / CHECKPOINTS
+                run.load(run.shelf.load("last"))
+            with on_interrupt(run.interrupt):
+                run.begin()
+                train(run)
+                run.finish()
 
 
 def _begun(run: Run, task: Task, store: Store) -> str:
@@ -155,9 +181,10 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _threads(count: int | None, comm: Comm) -> Iterator[None]:
+    """Members share the cores, unless the job says how many threads each gets."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    torch.set_num_threads(count or max(1, before // comm.count))
     try:
         yield
     finally:

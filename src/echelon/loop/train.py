@@ -48,7 +48,7 @@ def _pass(run: Run, epoch: int) -> str | None:
     try:
         with closing(stream):
             for lease, micro in stream:
-                stats = compute(micro)
+                compute(micro)
                 try:
                     done = update()
                 except NonFiniteError as error:
@@ -60,8 +60,10 @@ def _pass(run: Run, epoch: int) -> str | None:
                     run.notice(done.reason)
                     return None
                 commit(lease, done.version)
-                meter.add(stats, lease.stop - lease.start)
+                meter.add(done, lease.stop - lease.start)
                 version = run.version = done.version
+                if done.asked:
+                    run.heed(done.asked)
                 if (version >= run.due_at or clock() >= run.tick_at) and (reason := run.attend()):
                     return reason
         return None

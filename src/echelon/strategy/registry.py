@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import importlib
+from typing import NamedTuple
 
-from echelon.core.config import Job
+from echelon.core.config import Axis, Job
 from echelon.core.errors import ConfigError, unknown
 from echelon.core.protocols import Inspector, Schedule, Strategy
-from echelon.core.types import Numerics
+from echelon.core.types import Numerics, Parallel
+
+
+class Row(NamedTuple):
+    """Where a strategy is, and the axis of the mesh that is its own."""
+
+    module: str
+    kind: str
+    axis: Axis | None
+
 
 _ROWS = {
-    "single": "echelon.strategy.single:Single",
+    "single": Row("single", "Single", None),
 }
 
 
@@ -22,18 +32,47 @@ def check(job: Job) -> None:
     """Refuse a strategy that does not exist or cannot run with these workers."""
     if job.strategy not in _ROWS:
         raise ConfigError(unknown("strategy", job.strategy, _ROWS), ("strategy",))
-    if job.strategy == "single" and job.workers != 1:
+    axis = _ROWS[job.strategy].axis
+    if axis is None and job.workers != 1:
         raise ConfigError(
-            f"workers = {job.workers}: strategy 'single' is one process", ("workers",)
+            f"workers = {job.workers}: strategy {job.strategy!r} is one process", ("workers",)
+        )
+    known = {axis, "data"} - {None}
+    if idle := [name for name in job.mesh if name not in known]:
+        raise ConfigError(
+            f"mesh axis {idle[0]!r} has no effect with strategy {job.strategy!r} "
+            f"(its axes: {', '.join(sorted(map(str, known))) or 'none'})",
+            ("mesh", idle[0]),
+        )
+    readers = arrangement(job).get("data", 1) * arrangement(job).get("sharded", 1)
+    if job.batch_size < readers:
+        raise ConfigError(
+            f"batch_size = {job.batch_size}: {readers} members share each batch, "
+            f"so it needs as many samples at least",
+            ("batch_size",),
         )
 
 
+def arrangement(job: Job) -> dict[str, int]:
+    """Members along each axis, the outermost first."""
+    axis = _ROWS[job.strategy].axis
+    if axis is None:
+        return {}
+    if not job.mesh:
+        return {axis: job.workers}
+    order = ["data"] if axis == "data" else ["data", axis]
+    return {name: job.mesh.get(name, 1) for name in order}  # type: ignore[call-overload]
+
+
 def build(
-    name: str, numerics: Numerics, schedule: Schedule, inspector: Inspector | None = None
+    name: str,
+    numerics: Numerics,
+    schedule: Schedule,
+    inspector: Inspector | None = None,
+    parallel: Parallel | None = None,
 ) -> Strategy:
     """A strategy, not yet set up."""
-    module, _, cls = _ROWS[name].partition(":")
-    strategy: Strategy = getattr(importlib.import_module(module), cls)(
-        numerics, schedule, inspector
-    )
+    row = _ROWS[name]
+    kind = getattr(importlib.import_module(f"echelon.strategy.{row.module}"), row.kind)
+    strategy: Strategy = kind(numerics, schedule, inspector, parallel)
     return strategy

@@ -9,25 +9,25 @@ import pytest
 import torch
 
 from echelon.core.config import HealthSection, job_from
-from echelon.core.types import Stats
+from echelon.core.types import Update
 from echelon.loop.health import LayerHealth
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
 
 
-def stats(loss_sum: float, weight: float) -> Stats:
-    return Stats(torch.tensor(loss_sum), weight, {})
+def done(loss_sum: float, weight: float) -> Update:
+    return Update(True, 1, loss_sum, weight)
 
 
 def test_the_meter_divides_sums_by_weights_once() -> None:
     meter = Meter(samples=100)
-    meter.add(stats(8.0, 4), 4)
-    meter.add(stats(3.0, 1), 1)
+    meter.add(done(8.0, 4), 4)
+    meter.add(done(3.0, 1), 1)
     assert meter.peek()["loss"] == pytest.approx(11 / 5)
     assert meter.read()["loss"] == pytest.approx(11 / 5)
     assert meter.samples == 105
-    meter.add(stats(6.0, 2), 2)
+    meter.add(done(6.0, 2), 2)
     assert meter.read()["loss"] == pytest.approx(3.0), "a reading begins a new window"
     assert meter.read()["loss"] == pytest.approx(3.0), "an empty window shows the last one"
 
@@ -35,14 +35,14 @@ def test_the_meter_divides_sums_by_weights_once() -> None:
 def test_the_meter_adds_up_long_windows_without_loss() -> None:
     meter = Meter()
     for _ in range(1000):
-        meter.add(stats(0.5, 1), 1)
+        meter.add(done(0.5, 1), 1)
     assert meter.read()["loss"] == 0.5
 
 
 def test_the_meter_tells_speed() -> None:
     meter = Meter()
     time.sleep(0.05)
-    meter.add(stats(1, 1), 10)
+    meter.add(done(1, 1), 10)
     values = meter.read()
     assert 0 < values["steps_per_s"] <= 20
     assert values["samples_per_s"] == pytest.approx(10 * values["steps_per_s"])
@@ -53,9 +53,11 @@ def test_limits() -> None:
     assert limits.total_steps(101, 10) == 33
     assert Limits.of(job_from({"minutes": 1.0})).total_steps(101, 10) is None
     assert Limits.of(job_from({"epochs": 9, "steps": 50})).total_steps(101, 10) == 50
-    assert limits.reached(49, 1.0) is None
-    assert limits.reached(50, 1.0) == "50 steps done"
-    assert limits.reached(1, 60.0) == "1 minutes are over"
+    assert limits.reached(49) is None
+    assert limits.reached(50) == "50 steps done"
+    assert not limits.late(59.0)
+    assert limits.late(60.0)
+    assert not Limits.of(job_from({"epochs": 9})).late(1e9)
 
 
 def test_a_vanishing_and_an_exploding_layer_are_named_once() -> None:

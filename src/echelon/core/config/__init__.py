@@ -5,6 +5,13 @@ from echelon.core.config.data import AugmentSection, DataSection
 from echelon.core.config.job import Job
 from echelon.core.config.load import JobFile, job_from, load_job
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.config.parallel import (
+    Axis,
+    PipelineSection,
+    ShardedSection,
+    SyncSection,
+    TensorSection,
+)
 from echelon.core.config.running import (
     CheckpointSection,
     EvaluateSection,
@@ -15,6 +22,7 @@ from echelon.core.config.running import (
 
 __all__ = [
     "AugmentSection",
+    "Axis",
     "CheckpointSection",
     "ClipSection",
     "DataSection",
@@ -23,9 +31,13 @@ __all__ = [
     "Job",
     "JobFile",
     "OptimizerSection",
+    "PipelineSection",
     "ScheduleSection",
     "Section",
+    "ShardedSection",
     "StopSection",
+    "SyncSection",
+    "TensorSection",
     "TrackSection",
     "job_from",
     "load_job",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -9,6 +10,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from echelon.core.config.base import Section, SettingError
 from echelon.core.config.data import DataSection
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
+from echelon.core.config.parallel import (
+    Mesh,
+    PipelineSection,
+    ShardedSection,
+    SyncSection,
+    TensorSection,
+)
 from echelon.core.config.running import (
     CheckpointSection,
     EvaluateSection,
@@ -61,6 +69,14 @@ class Job(Section):
 
     strategy: str = "single"
     workers: PositiveInt = 1
+    """Processes that train together."""
+    mesh: Mesh = Field(default_factory=dict)
+    """How workers are arranged, `{data: 2, pipeline: 2}`; all along the strategy's own axis if
+    not given."""
+    sync: SyncSection = SyncSection()
+    sharded: ShardedSection = ShardedSection()
+    pipeline: PipelineSection = PipelineSection()
+    tensor: TensorSection = TensorSection()
 
     evaluate: EvaluateSection = EvaluateSection()
     stop: StopSection = StopSection()
@@ -94,6 +110,19 @@ class Job(Section):
             raise SettingError(
                 "args are for a task function (task: path/to/file.py:function)", "args", "task"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        """The mesh says how many workers there are, unless they contradict it."""
+        if not self.mesh:
+            return self
+        members = math.prod(self.mesh.values())
+        if self.workers not in (1, members):
+            raise SettingError(
+                f"workers = {self.workers}, but the mesh has {members} places", "workers", "mesh"
+            )
+        object.__setattr__(self, "workers", members)
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,261 @@
+"""What all strategies have in common whose members make every update together.
+
+    compute:  forward ─▶ loss ─▶ (all sums are known) ─▶ backward      per micro-batch
+    update:   meet ─▶ finite? ─▶ clip ─▶ inspect ─▶ step
+                        └─ no ─▶ refuse: nothing is applied
+
+Where the parts of the model lie and where gradients meet is what the strategies differ in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from echelon.core.errors import NonFiniteError, TaskError
+from echelon.core.protocols import Comm, Inspector, Metric, Schedule
+from echelon.core.task import Task
+from echelon.core.types import Batch, Numerics, Parallel, Shard, Stats, Update
+from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
+from echelon.strategy.fault import explain
+from echelon.strategy.replica import (
+    autocast,
+    build_model,
+    load_weights,
+    moving_buffers,
+    release,
+    trainable,
+)
+
+
+class Met(NamedTuple):
+    """An update's sums over all members. Its gradients are each parameter's `grad`."""
+
+    loss_sum: float
+    weight: float
+    finite: bool
+    asked: int = 0
+
+
+class Synchronous:
+    """Gradients are Σ grad / Σ weight over the micro-batches and members of an update."""
+
+    shard = Shard()
+    model: nn.Module
+
+    def __init__(
+        self,
+        numerics: Numerics,
+        schedule: Schedule,
+        inspector: Inspector | None = None,
+        parallel: Parallel | None = None,
+    ) -> None:
+        self._numerics = numerics
+        self._schedule = schedule
+        self._inspector = inspector
+        self._parallel = parallel or Parallel()
+        self._scaler = LossScaler(numerics.precision)
+        self._autocast = autocast(numerics)
+        self._micro: Sequence[Batch] = ()
+        self._weight = 0.0
+        self._loss_sum = torch.zeros(())
+        self.version = 0
+
+    def setup(self, task: Task, comm: Comm) -> None:
+        self._comm = comm
+        self._task = task
+        self._forward, self._loss = task.forward, task.loss
+        self._metrics = {n: m for n, m in task.metrics.items() if isinstance(m, Metric)}
+        self.model = build_model(task, self._numerics)
+        self._place()
+        self._names, self._parameters = trainable(self.model)
+        spare_compiler()
+        self._stepper = Stepper(self._optimizer(), self.model.named_parameters())
+        self._join()
+        self._buffers = moving_buffers(self.model)
+        self._kept = [buffer.clone() for buffer in self._buffers]
+        self.model.train()
+
+    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        if not backward:
+            return self._evaluate(micro)
+        if not self.model.training:
+            self.model.train()
+        if self._buffers:  # batch statistics move in forward, before the update is known to be good
+            torch._foreach_copy_(self._kept, self._buffers)
+        self._micro, self._loss_sum, self._weight = micro, torch.zeros(()), 0.0
+        last = len(micro) - 1
+        for at, batch in enumerate(micro):
+            loss_sum, weight = self._loss_of(batch)
+            seen = loss_sum.detach()
+            self._loss_sum = seen if at == 0 else self._loss_sum + seen
+            self._weight += weight
+            if at == last:
+                self._known()
+            self._backward(loss_sum)
+        if not micro:
+            self._known()
+        return Stats(self._loss_sum, self._weight, {})
+
+    def update(self) -> Update:
+        met = self._meet()
+        if met.weight <= 0:
+            raise TaskError(f"step {self.version + 1}: the loss gave its batch a weight of 0")
+        if not met.finite or not math.isfinite(met.loss_sum):
+            return self._refuse()
+        self._scaler.update(finite=True)
+        self._clip()
+        if self._inspector is not None and self._inspector.due(self.version + 1):
+            self._inspect(self._inspector)
+        self._stepper.step(self._schedule.factor(self.version))
+        self._applied()
+        self._clear()
+        self.version += 1
+        return Update(
+            committed=True,
+            version=self.version,
+            loss_sum=met.loss_sum,
+            weight=met.weight,
+            asked=met.asked,
+            peers=self._comm.count,
+        )
+
+    def total(self, stats: Stats) -> Stats:
+        return stats
+
+    def rate(self) -> float:
+        return float(self._stepper.optimizer.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "model": self._weights(),
+            "optimizer": self._optimizer_state(),
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._load_weights(state["model"])
+        self._load_optimizer_state(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.version = state["version"]
+
+    def close(self) -> None:
+        self._clear()
+        release(self.model)
+        self._comm.close()
+
+    # What a strategy does its own way.
+
+    def _place(self) -> None:
+        """The model is built: lay it out over the members."""
+
+    def _optimizer(self) -> Optimizer:
+        if self._task.optimizer is None:
+            return build_optimizer(self._numerics.optimizer, self.model)
+        return self._task.optimizer(self._parameters)
+
+    def _join(self) -> None:
+        """Parameters and optimizer are there: prepare for gradients to meet."""
+
+    def _known(self) -> None:
+        """The last forward is done: this member's loss and weight are known, backward follows."""
+
+    def _meet(self) -> Met:
+        """Leave the gradient of all members' samples in every parameter's `grad`."""
+        raise NotImplementedError
+
+    def _clip(self) -> None:
+        clip, grads = self._numerics.clip, self._grads()
+        if clip.norm is not None:
+            gradients.clip_norm_(grads, clip.norm)
+        elif clip.value is not None:
+            gradients.clip_value_(grads, clip.value)
+
+    def _applied(self) -> None:
+        """The optimizer has made its step."""
+
+    def _weights(self) -> dict[str, Tensor]:
+        return dict(self.model.state_dict())
+
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
+        load_weights(self.model, weights)
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return self._stepper.state_dict()
+
+    def _load_optimizer_state(self, state: dict[str, Any]) -> None:
+        self._stepper.load_state_dict(state)
+
+    def _explain(self) -> str:
+        """Why this member's update is not finite."""
+        return explain(self.model, self._forward, self._micro, self._loss_sum, self.version)
+
+    # What they all do alike.
+
+    def _grads(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
+        with self._autocast():
+            loss_sum, weight = self._loss(self._forward(self.model, batch), batch)
+        return loss_sum, float(weight)
+
+    def _backward(self, loss_sum: Tensor) -> None:
+        scale = self._scaler.scale
+        (loss_sum if scale == 1.0 else loss_sum * scale).backward()
+
+    @torch.inference_mode()
+    def _evaluate(self, micro: Sequence[Batch]) -> Stats:
+        if self.model.training:
+            self.model.eval()
+        loss_total = torch.zeros((), dtype=torch.float64)
+        weight_total = 0.0
+        totals: dict[str, Tensor] = {}
+        for batch in micro:
+            with self._autocast():
+                output = self._forward(self.model, batch)
+                loss_sum, weight = self._loss(output, batch)
+            loss_total += loss_sum.to("cpu", torch.float64)
+            weight_total += float(weight)
+            for name, metric in self._metrics.items():
+                part = metric.measure(output, batch)
+                totals[name] = totals[name] + part if name in totals else part
+        return Stats(loss_total, weight_total, totals)
+
+    def _inspect(self, inspector: Inspector) -> None:
+        pairs = zip(self._names, self._parameters, strict=True)
+        found = {name: (p.detach(), p.grad) for name, p in pairs if p.grad is not None}
+        inspector.inspect(
+            self.version + 1,
+            {name: weight for name, (weight, _) in found.items()},
+            {name: gradient for name, (_, gradient) in found.items()},
+        )
+
+    def _refuse(self) -> Update:
+        """A non-finite update is never applied. A scaled one is worth another try."""
+        self._restore_buffers()
+        reason = self._explain()
+        self._restore_buffers()
+        self._clear()
+        self._scaler.update(finite=False)
+        if self._scaler.enabled and not self._scaler.exhausted:
+            reason += f"; tried again with loss scale {self._scaler.scale:g}"
+            return Update(committed=False, version=self.version, reason=reason)
+        raise NonFiniteError(reason)
+
+    def _restore_buffers(self) -> None:
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
+
+    def _clear(self) -> None:
+        self._micro = ()
+        for parameter in self._parameters:
+            parameter.grad = None
