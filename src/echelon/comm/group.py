@@ -1,0 +1,149 @@
+"""The members of a run, and the ways between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from echelon.comm.alone import unwatched
+from echelon.comm.interface import Collective
+from echelon.comm.levels import TwoLevel
+from echelon.comm.local import Local
+from echelon.comm.peers import Peer, Watch, this_host
+from echelon.comm.place import Place
+from echelon.comm.remote import Remote
+from echelon.comm.rendezvous import Rendezvous
+from echelon.comm.solo import Solo
+from echelon.comm.wire import Wire
+from echelon.core.errors import PeerError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from echelon.comm.mesh import TorchWorld
+
+_LINGER = 1.0  # seconds the store is served for those who still need it
+_CPU = torch.device("cpu")
+
+
+class Group:
+    """This member among all of them. `host` overrides what this host is known as."""
+
+    def __init__(self, place: Place, *, host: str | None = None) -> None:
+        self.index, self.count = place.index, place.count
+        self.asked = 0
+        self.pulse: Callable[[int, str], None] = unwatched
+        self._serves = place.index == 0 and not place.served
+        self._made: list[Collective] = []
+        self._asked_for: Counter[tuple[int, ...]] = Counter()
+        self._watch = Watch(())
+        self._peers: list[Peer] = []
+        self._world: TorchWorld | None = None
+        self._meeting: Rendezvous | None = Rendezvous(place)
+        try:
+            self._peers = self._introduce(host or this_host())
+        except BaseException:
+            self.close()
+            raise
+
+    def collective(
+        self, members: Sequence[int] | None = None, *, device: torch.device = _CPU
+    ) -> Collective:
+        """Called by exactly these members, in the same order of calls."""
+        chosen = tuple(range(self.count) if members is None else members)
+        assert self.index in chosen, f"member {self.index} is not among {chosen}"
+        made = self._make(chosen, device)
+        self._made.append(made)
+        return made
+
+    def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
+        """All members as a grid, the first axis outermost; called by all."""
+        from echelon.comm.mesh import TorchWorld  # heavy, and needed by few
+
+        if self._world is None:
+            self._world = TorchWorld(self._store(), self.index, self.count, device)
+        return self._world.mesh(axes)
+
+    def close(self) -> None:
+        for made in reversed(self._made):
+            made.close()
+        self._made.clear()
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            self._part(meeting)
+            meeting.close()
+        self._watch.close()
+
+    def _introduce(self, host: str) -> list[Peer]:
+        mine = Peer(self.index, os.getpid(), host)
+        lines = self._store().gather("peers", range(self.count), mine.line())
+        peers = [Peer.read(index, line) for index, line in enumerate(lines)]
+        self._watch = Watch(p for p in peers if p.host == host and p.index != self.index)
+        return peers
+
+    def _make(self, members: tuple[int, ...], device: torch.device) -> Collective:
+        if len(members) == 1:
+            return Solo()
+        key = f"collective/{','.join(map(str, members))}/{self._asked_for[members]}"
+        self._asked_for[members] += 1
+        peers = [self._peers[member] for member in members]
+        hosts = _by_host(peers)
+        if device.type != "cpu" or not _ordered() or max(map(len, hosts)) == 1:
+            everybody = range(len(peers))
+            return Remote(lambda name: self._wire(f"{key}/{name}", peers, everybody, device))
+        at = members.index(self.index)
+        number, here = next((i, held) for i, held in enumerate(hosts) if at in held)
+        mine = [peers[place] for place in here]
+        inner = Local(self._store(), f"{key}/{number}", mine, here.index(at), self._watch)
+        if len(hosts) == 1:
+            return inner
+        return TwoLevel(
+            at, hosts, inner, lambda name, lane: self._wire(f"{key}/{name}", peers, lane, device)
+        )
+
+    def _wire(
+        self, key: str, peers: Sequence[Peer], places: Sequence[int], device: torch.device
+    ) -> Wire:
+        chosen = [peers[place] for place in places]
+        at = [peer.index for peer in chosen].index(self.index)
+        return Wire(self._store(), key, chosen, at, device, self._watch)
+
+    def _store(self) -> Rendezvous:
+        if self._meeting is None:
+            raise PeerError("this member has left its group")
+        return self._meeting
+
+    def _part(self, meeting: Rendezvous) -> None:
+        """Whoever serves the store stays a moment for members that are still reading from it."""
+        with contextlib.suppress(PeerError):  # whoever served it has gone first
+            meeting.say(f"parted/{self.index}")
+            others = self._peers if self._serves else []
+            deadline = time.monotonic() + _LINGER
+            for peer in others:
+                while not (meeting.said(f"parted/{peer.index}") or self._watch.ended(peer)):
+                    if time.monotonic() > deadline:
+                        return
+                    time.sleep(0.001)
+
+
+def _by_host(peers: Sequence[Peer]) -> list[list[int]]:
+    """Places of the members of each host, hosts in the order they first appear."""
+    hosts: dict[str, list[int]] = {}
+    for place, peer in enumerate(peers):
+        hosts.setdefault(peer.host, []).append(place)
+    return list(hosts.values())
+
+
+def _ordered() -> bool:
+    """Whether this machine shows stores to others in the order they were made."""
+    return platform.machine() in ("x86_64", "AMD64")

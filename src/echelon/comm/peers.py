@@ -1,0 +1,69 @@
+"""Who the members are, and whether they still live."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member as it introduced itself."""
+
+    index: int
+    pid: int
+    host: str
+    """The same for two members if and only if one finds the other's pid and memory."""
+
+    def __str__(self) -> str:
+        return f"member {self.index} (pid {self.pid})"
+
+    def line(self) -> str:
+        return f"{self.pid} {self.host}"
+
+    @classmethod
+    def read(cls, index: int, line: str) -> Peer:
+        pid, _, host = line.partition(" ")
+        return cls(index, int(pid), host)
+
+
+def this_host() -> str:
+    """Host, boot and pid namespace: two containers of one machine are two hosts."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+
+
+class Watch:
+    """Tells when a process of this host has ended, be it reaped or not.
+
+    A pidfd stays with its process, where the number alone may come to mean another one.
+    """
+
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        self._handles: dict[int, int | None] = {}
+        for peer in peers:
+            try:
+                self._handles[peer.index] = os.pidfd_open(peer.pid)
+            except ProcessLookupError:
+                self._handles[peer.index] = None
+
+    def ended(self, peer: Peer) -> bool:
+        """False too for a member of another host, of which nothing is known."""
+        if peer.index not in self._handles:
+            return False
+        handle = self._handles[peer.index]
+        if handle is None:
+            return True
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            if handle is not None:
+                os.close(handle)

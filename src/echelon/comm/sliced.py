@@ -1,0 +1,192 @@
+"""Many gradients: each member adds up its slice of every bucket, where they lie.
+
+    member 0:  [ 0 0 0 | 0 0 0 ]   each member's gradients in a segment of its own
+    member 1:  [ 1 1 1 | 1 1 1 ]
+                  ↓        ↓
+    member 0:  [ Σ Σ Σ | Σ Σ Σ ]   added up in the first one's, slice by slice:
+                 by 0     by 1     by member 0 and by member 1 at the same time
+
+A bucket is reduced by its owners as soon as all members have filled it, mostly while backward goes
+on. The results lie in member 0's segment, so member 0 writes no gradient of the next update before
+all have begun that one, and so are done with these results.
+
+Between hosts, members of the same place within their host add up their slices over the wire. A host
+with more members than another has some that own no slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from echelon.comm.board import BEGUN, READY, REDUCED, UPDATES, Board
+from echelon.comm.filling import Filling
+from echelon.comm.interface import MOST_IN_ROW, Collective, Sums
+from echelon.comm.kernels import PIECE, Divider, square_sum
+from echelon.comm.layout import Bucket, carve, pieces, slices, total_bytes, views
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+    from echelon.comm.wire import Wire
+
+BUCKET = 4 * 1024 * 1024
+_TOTALS = 32  # where in a row of the board an owner leaves what it found
+assert MOST_IN_ROW < _TOTALS
+
+
+class Averaging(Collective, Protocol):
+    """A collective that has sliced sums."""
+
+    def agree(self, share: float, board: Board) -> float:
+        """Σ of what the owners found, the same bits everywhere."""
+        ...
+
+
+class SlicedSum(Filling):
+    """`memory`: a segment for each member of the board. `outer`: to the same slice elsewhere."""
+
+    shared = True
+
+    def __init__(
+        self,
+        collective: Averaging,
+        board: Board,
+        memory: Tensor,
+        parameters: Sequence[Tensor],
+        buckets: Sequence[Bucket],
+        owners: int,
+        outer: Wire | None = None,
+    ) -> None:
+        super().__init__(len(parameters), buckets)
+        self._collective, self._board, self._outer = collective, board, outer
+        self._divider = Divider(torch.device("cpu"))
+        segments = [carve(part, buckets) for part in memory.split(total_bytes(buckets))]
+        self.results = views(parameters, buckets, segments[0])
+        self.slots = views(parameters, buckets, segments[board.index])
+        self._owned = [self._slice(flats, owners) for flats in zip(*segments, strict=True)]
+        self._pieces = [_pieces(parts) for parts in self._owned]
+        self._works: list[Work] = []
+        self._reduced = self._base = 0
+        self._shelf = UPDATES
+        self._across = owners < board.count or outer is not None
+
+    def finish(self) -> Sums:
+        board = self._board
+        board.check()
+        absent = self._fill_rest()
+        while self._reduced < len(self._buckets):
+            goal = self._base + self._reduced + 1
+            board.wait(READY, goal, "its gradients were awaited, of update", self._update)
+            self._reduce()
+        self._settle()
+        board.post(REDUCED, self._update)
+        board.wait(
+            REDUCED, self._update, "its part of the sum was awaited, of update", self._update
+        )
+        return self._sums(absent)
+
+    def scale_(self, factor: float) -> None:
+        torch._foreach_mul_([parts[0] for parts in self._owned], factor)
+        self._board.barrier()
+
+    def clamp_(self, limit: float) -> None:
+        for parts in self._owned:
+            parts[0].clamp_(-limit, limit)
+        self._board.barrier()
+
+    def norm(self) -> float:
+        squares = square_sum([parts[0] for parts in self._owned])
+        return math.sqrt(self._collective.agree(squares, self._board))
+
+    def close(self) -> None:
+        self._board.close()
+        if self._outer is not None:
+            self._outer.close()
+        self._owned, self._pieces, self._works = [], [], []
+        self.results, self.slots = [], []
+
+    def _slice(self, flats: Sequence[Tensor], owners: int) -> list[Tensor]:
+        """This member's part of one bucket, in every segment."""
+        if self._board.index >= owners:
+            return [flat[:0] for flat in flats]
+        mine = slices(flats[0].numel(), flats[0].itemsize, owners)[self._board.index]
+        return [flat[mine] for flat in flats]
+
+    def _begun(self) -> None:
+        self._board.check()
+        self._base = (self._update - 1) * len(self._buckets)
+        self._reduced = 0
+        self._shelf = UPDATES + (self._update & 1)
+        self._board.write(self._shelf, [0.0, *self._row])
+        self._board.post(BEGUN, self._update)
+
+    def _enter(self) -> None:
+        self._entered = True
+        if self._board.index == 0:
+            what = "it still holds the gradients before update"
+            self._board.wait(BEGUN, self._update, what, self._update)
+
+    def _absent(self, absent: Sequence[int]) -> None:
+        if absent:
+            self._board.write(self._shelf, [1.0])
+
+    def _filled(self, buckets: int) -> None:
+        self._board.post(READY, self._base + buckets)
+        self._reduce()
+
+    def _reduce(self) -> None:
+        """Whatever all have filled by now."""
+        ready = min(self._board.least(READY) - self._base, len(self._buckets))
+        if self._reduced == 0 and ready > 0 and not self._across:
+            self._divider.set(sum(row[1] for row in self._board.read(self._shelf, 2)))
+        while self._reduced < ready:
+            self._reduce_bucket(self._reduced)
+            self._reduced += 1
+
+    def _reduce_bucket(self, number: int) -> None:
+        if not self._across:
+            for total, parts in self._pieces[number]:
+                self._divider.mean_(total, parts)
+            return
+        for total, parts in self._pieces[number]:
+            self._divider.sum_(total, parts)
+        if self._outer is not None:
+            self._works.append(self._outer.begin_sum(self._owned[number][0]))
+
+    def _settle(self) -> None:
+        """What is left to do once all slices of this host are added up."""
+        rows = self._board.read(self._shelf, len(self._row) + 1)
+        if self._outer is not None:
+            rows = self._outer.gather(_column_sums(rows))
+            for work in self._works:
+                self._outer.end(work)
+            self._works.clear()
+        totals = _column_sums(rows)
+        if self._outer is not None:
+            self._divider.set(totals[1])
+            for found in self._pieces:
+                for total, _ in found:
+                    self._divider.divide_(total)
+        self._board.write(self._shelf, [float(self._divider.finite()), *totals], _TOTALS)
+
+    def _sums(self, absent: Sequence[int]) -> Sums:
+        """As the owners found it; a member that owns nothing sees what the first one found."""
+        found = self._board.read(self._shelf, len(self._row) + 2, _TOTALS)
+        lacking, *row = found[0][1:]
+        finite = all(line[0] for line in found)
+        return Sums(row, finite, self._missing(self._collective, absent, lacking))
+
+
+def _pieces(parts: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
+    step = PIECE // parts[0].itemsize
+    cut = [[part[piece] for part in parts] for piece in pieces(0, parts[0].numel(), step)]
+    return [(held[0], held) for held in cut]
+
+
+def _column_sums(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]

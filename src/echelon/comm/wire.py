@@ -1,0 +1,111 @@
+"""A torch process group between some members, whose failures name what is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from echelon.comm.peers import Peer, Watch
+from echelon.comm.rendezvous import Rendezvous
+from echelon.core.errors import PeerError
+
+
+class Wire:
+    """gloo on CPU, NCCL on CUDA. Not torch's default group: any number of them, closed alone."""
+
+    def __init__(
+        self,
+        meeting: Rendezvous,
+        key: str,
+        members: Sequence[Peer],
+        index: int,
+        device: torch.device,
+        watch: Watch,
+    ) -> None:
+        self.members, self.index, self.count, self.device = members, index, len(members), device
+        self._watch, self._deadline = watch, meeting.deadline
+        self._error: PeerError | None = None
+        meeting.gather(f"{key}/wire", [member.index for member in members], "", self._look)
+        make = _nccl if device.type == "cuda" else _gloo
+        store = PrefixStore(key, meeting.store)
+        self._group: Any = self._try(lambda: make(meeting, store, index, len(members)))
+
+    def begin_sum(self, tensor: Tensor) -> dist.Work:
+        """Adds up in place; not there before `end`."""
+        self._check()
+        work: dist.Work = self._try(lambda: self._group.allreduce([tensor]))
+        return work
+
+    def end(self, work: dist.Work) -> None:
+        self._try(work.wait)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of all members, in their order."""
+        self._check()
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        self.end(self._try(lambda: self._group.allgather([found], [mine])))
+        return [row.tolist() for row in found]
+
+    def broadcast_(self, tensor: Tensor, source: int) -> None:
+        self._check()
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self.end(self._try(lambda: self._group.broadcast([tensor], options)))
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if self._error is None:
+            self._error = PeerError("this member has left its collective")
+        if group is not None:
+            group.shutdown()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _look(self, member: int) -> None:
+        for peer in self.members:
+            if peer.index == member and self._watch.ended(peer):
+                raise PeerError(f"{peer} ended before all were connected")
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            self._error = PeerError(self._reason(str(error).partition("\n")[0]))
+            raise self._error from None
+
+    def _reason(self, line: str) -> str:
+        """gloo says that someone is gone, not who: for this host, we can tell."""
+        ended = [str(peer) for peer in self.members if self._watch.ended(peer)]
+        if ended:
+            return f"{', '.join(ended)} ended; the sum with the others was awaited"
+        others = [str(peer) for i, peer in enumerate(self.members) if i != self.index]
+        who = others[0] if len(others) == 1 else f"one of {', '.join(others)}"
+        return f"{who} is gone or did not come within {self._deadline:g} s ({_gist(line)})"
+
+
+def _gist(line: str) -> str:
+    """Without the place in gloo's source and its advice."""
+    return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]
+
+
+def _gloo(meeting: Rendezvous, store: Store, index: int, count: int) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.address)]
+    options._timeout = timedelta(seconds=meeting.deadline)
+    return dist.ProcessGroupGloo(store, index, count, options)
+
+
+def _nccl(meeting: Rendezvous, store: Store, index: int, count: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=meeting.deadline)
+    return dist.ProcessGroupNCCL(store, index, count, options)
