@@ -1,0 +1,118 @@
+"""The members' processes, as their parent holds them: started, signalled, reaped."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from echelon.cluster.child import Work, live
+from echelon.cluster.member import Member
+from echelon.cluster.pipes import Pipes
+from echelon.cluster.pulse import Pulses
+from echelon.cluster.signals import held_back
+from echelon.comm.place import Place
+from echelon.core.errors import TrainingError
+
+_UNKILLABLE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One member's process."""
+
+    index: int
+    pid: int
+    handle: int
+    """Its pidfd: readable once it has ended; a signal through it never hits another process."""
+    sent: set[int] = field(default_factory=set)
+    """Signals it got from us."""
+    status: int | None = None
+    """Exit code, or minus the signal that ended it; None while it lives."""
+
+    def signal(self, number: int) -> None:
+        if self.status is None:
+            self.sent.add(number)
+            with suppress(ProcessLookupError):  # ended, not reaped yet
+                signal.pidfd_send_signal(self.handle, number)
+
+    def reap(self) -> None:
+        """Take note of its end, and end what it left running in its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            # Before the wait: until then its number cannot belong to anybody else.
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.status = os.waitstatus_to_exitcode(status)
+
+
+class Crew:
+    """All members of a run on this machine."""
+
+    def __init__(self, count: int, besides: Iterable[int] = ()) -> None:
+        self.count = count
+        self.pipes = Pipes(count, besides)
+        self.children: list[Child] = []
+
+    @property
+    def alive(self) -> list[Child]:
+        return [child for child in self.children if child.status is None]
+
+    def start(self, work: Work, pulses: Pulses, deadline: float) -> None:
+        """Fork every member."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()  # or each member would print it again
+        gc.freeze()  # a collection in a member would write to, and so copy, all it looks at
+        try:
+            with held_back():
+                for index in range(self.count):
+                    self._fork(index, work, pulses, deadline)
+        finally:
+            gc.unfreeze()
+        self.pipes.keep_reading()
+
+    def signal(self, number: int) -> None:
+        for child in self.alive:
+            child.signal(number)
+
+    def close(self) -> None:
+        """Nobody is left, whatever happened before."""
+        self.signal(signal.SIGKILL)
+        patience = time.monotonic() + _UNKILLABLE_SECONDS
+        for child in self.alive:
+            if _ended(child.handle, patience - time.monotonic()):
+                child.reap()
+        self.pipes.close()
+
+    def _fork(self, index: int, work: Work, pulses: Pulses, deadline: float) -> None:
+        listener = self.pipes.listener if index == 0 else None
+        place = Place(
+            index=index,
+            count=self.count,
+            port=self.pipes.port,
+            listener=listener,
+            deadline=deadline,
+        )
+        member = Member(place, self.pipes.wires[index], pulses)
+        supervisor = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            raise TrainingError(
+                f"member {index} of {self.count} could not be started: {error.strerror}"
+            ) from None
+        if pid == 0:
+            live(member, work, self.pipes, supervisor)
+        self.children.append(Child(index, pid, self.pipes.own(os.pidfd_open(pid))))
+
+
+def _ended(handle: int, seconds: float) -> bool:
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000))

@@ -1,0 +1,63 @@
+"""Signals as data: a supervisor reads them from a pipe, in the order they came."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NamedTuple
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ends(NamedTuple):
+    """Of a pipe."""
+
+    reader: int
+    writer: int
+
+
+@contextmanager
+def caught() -> Iterator[Ends]:
+    """While inside, each SIGINT and SIGTERM is one byte to read from this pipe."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        with suppress(BlockingIOError):  # thousands are waiting already
+            os.write(writer, bytes([number]))
+
+    before = {number: signal.signal(number, note) for number in FORWARDED}
+    try:
+        yield Ends(reader, writer)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """While inside, signals wait: a new process has to get rid of its parent's handlers first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def as_new() -> None:
+    """Give a member the handlers a fresh Python process has, and let signals in."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Members are not in the terminal's foreground group, yet they may write to it.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def deaf() -> None:
+    """Nothing may come between a member's last word and its end."""
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_IGN)

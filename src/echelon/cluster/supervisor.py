@@ -1,0 +1,185 @@
+"""Watches over the members until the last one has ended.
+
+a failure ─▶ 1 s to notice it by themselves ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
+the first Ctrl-C or SIGTERM ─▶ passed on: they stop at the same step, with a checkpoint
+the second ─▶ passed on: they end at once ─▶ 2 s ─▶ SIGKILL        the third ─▶ SIGKILL
+member 0 is done ─▶ the others have the deadline ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from echelon.cluster.crew import Child, Crew
+from echelon.cluster.fault import Fault
+from echelon.cluster.pulse import Beat, Pulses
+from echelon.cluster.relay import Relay
+from echelon.cluster.verdict import End, named
+from echelon.track.text import warn
+
+NOTICE_SECONDS = 1.0
+TERM_SECONDS = 1.5
+IMPATIENT_SECONDS = 2.0
+_KILLED_SECONDS = 2.0
+_CHUNK = 1 << 16
+
+
+class Supervisor:
+    """What is known of the members, and what is to be done when."""
+
+    def __init__(self, crew: Crew, pulses: Pulses, signals: int, deadline: float) -> None:
+        self.facts: dict[str, Any] = {}
+        self.result: dict[str, Any] = {}
+        self.forwarded: list[int] = []
+        self.ends: list[End] = []
+        self.seen: dict[int, tuple[Beat, float]] = {}
+        self._crew = crew
+        self._pulses = pulses
+        self._signals = signals
+        self._deadline = deadline
+        self._relay = Relay(crew.pipes.texts)
+        self._partial = dict.fromkeys(range(crew.count), b"")
+        self._finished: set[int] = set()
+        self._faults: dict[int, Fault] = {}
+        self._arrivals: dict[int, int] = {}
+        """The order in which failures and ends came to be known."""
+        self._plan: list[tuple[float, int]] = []
+        """(moment, signal): what the members that are left then will get."""
+
+    def watch(self) -> None:
+        """Until every member has ended."""
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._signals, selectors.EVENT_READ, self._forward)
+            for child in self._crew.children:
+                self._register(self._crew.pipes.reports[child.index], self._hear, child)
+                self._register(child.handle, self._reap, child)
+            while self._crew.alive and self._act():
+                for key, _ in selector.select(self._patience()):
+                    if key.fd in selector.get_map():  # or it was done with in this round
+                        key.data()
+            for child in self._crew.alive:
+                warn(f"pid {child.pid} could not be ended")
+                self._note(child)
+        self._relay.finish()
+
+    def _register(self, descriptor: int, call: Callable[..., None], *arguments: Any) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, lambda: call(*arguments))
+
+    def _patience(self) -> float | None:
+        return max(0.0, self._plan[0][0] - time.monotonic()) if self._plan else None
+
+    def _act(self) -> bool:
+        """Send what the plan says is due; returns whether to go on waiting."""
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            _, number = self._plan.pop(0)
+            if number == 0:  # not even SIGKILL ended them: they hang in the kernel
+                return False
+            self._crew.signal(number)
+        return True
+
+    def _end_by(self, *steps: tuple[float, int]) -> None:
+        """Send these signals after so many seconds; a plan that ends sooner stays."""
+        now = time.monotonic()
+        plan = [(now + seconds, number) for seconds, number in steps]
+        plan.append((plan[-1][0] + _KILLED_SECONDS, 0))
+        if not self._plan or plan[-1][0] < self._plan[-1][0]:
+            self._plan = plan
+
+    def _forward(self) -> None:
+        """Each signal goes once to every member."""
+        for number in os.read(self._signals, _CHUNK):
+            self.forwarded.append(number)
+            if len(self.forwarded) > 2:
+                self._end_by((0.0, signal.SIGKILL))
+                continue
+            self._crew.signal(number)
+            if len(self.forwarded) == 2:
+                self._end_by((IMPATIENT_SECONDS, signal.SIGKILL))
+
+    def _hear(self, child: Child) -> None:
+        """Read what a member sent, line by line."""
+        descriptor = self._crew.pipes.reports[child.index]
+        while chunk := _read(descriptor):
+            *lines, rest = (self._partial[child.index] + chunk).split(b"\n")
+            self._partial[child.index] = rest
+            for line in lines:
+                self._take(child, json.loads(line))
+        if chunk == b"" and descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
+        if "told" in message:
+            self.facts |= message["told"]
+        elif "result" in message:
+            self._finished.add(child.index)
+            if child.index == 0:
+                self.result = message["result"]
+        else:
+            self._faults[child.index] = Fault(**message["error"])
+            self._arrivals.setdefault(child.index, len(self._arrivals))
+            self._failed()
+
+    def _failed(self) -> None:
+        """Take down where everybody is, and let nobody wait for long."""
+        if not self.seen:
+            now = time.monotonic()
+            beats = {child.index: self._pulses.read(child.index) for child in self._crew.children}
+            self.seen = {index: (beat, now - beat.moment) for index, beat in beats.items()}
+        self._end_by(
+            (NOTICE_SECONDS, signal.SIGTERM), (NOTICE_SECONDS + TERM_SECONDS, signal.SIGKILL)
+        )
+
+    def _reap(self, child: Child) -> None:
+        self._hear(child)  # its last words came before its end
+        self._selector.unregister(child.handle)
+        child.reap()
+        self._note(child)
+
+    def _note(self, child: Child) -> None:
+        """Take down how a member ended."""
+        end = End(
+            index=child.index,
+            pid=child.pid,
+            order=self._arrivals.setdefault(child.index, len(self._arrivals)),
+            status=-signal.SIGKILL if child.status is None else child.status,
+            beat=self._pulses.read(child.index),
+            fault=self._faults.get(child.index),
+            finished=child.index in self._finished,
+            sent=child.sent,
+        )
+        self.ends.append(end)
+        if end.failed:
+            self._failed()
+        elif not end.finished and 0 in self._finished and not self.forwarded:
+            who = named(child.index, self._crew.count, child.pid)
+            warn(f"{who} did not end within {self._deadline:g} s of member 0 and was ended")
+        if child.index == 0:
+            self._outlive(end)
+
+    def _outlive(self, first: End) -> None:
+        """Member 0 has ended: print what the others say, and do not wait for them for ever."""
+        for descriptor in self._relay.sources:
+            self._register(descriptor, self._print, descriptor)
+        if first.finished:
+            self._end_by(
+                (self._deadline, signal.SIGTERM), (self._deadline + TERM_SECONDS, signal.SIGKILL)
+            )
+
+    def _print(self, descriptor: int) -> None:
+        if not self._relay.read(descriptor):
+            self._selector.unregister(descriptor)
+
+
+def _read(descriptor: int) -> bytes | None:
+    """What is there: nothing at the pipe's end, None if there is no more for now."""
+    try:
+        return os.read(descriptor, _CHUNK)
+    except BlockingIOError:
+        return None
