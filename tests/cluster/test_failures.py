@@ -258,7 +258,11 @@ def test_if_all_miss_each_other_the_one_furthest_behind_is_named() -> None:
         member.pulse(9, "evaluate")
         raise PeerError("member 0 does not answer")
 
-    error, _, _ = fail(raises(PeerError("member 1 does not answer")), behind)
+    def ahead(_: Member) -> None:
+        time.sleep(0.3)
+        raise PeerError("member 1 does not answer")
+
+    error, _, _ = fail(ahead, behind)
     assert isinstance(error, MemberFailed)
     assert error.member == 1
     assert "at step 9 (evaluate)" in str(error)

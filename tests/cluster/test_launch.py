@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import torch
 
 from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
 from echelon.core.errors import TrainingError, UserError
-from tests.cluster.shared import Counters, is_alive
+from tests.cluster.shared import Counters, is_alive, start, wait_for
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -112,10 +113,7 @@ def test_a_process_that_a_member_left_running_ends_with_it() -> None:
         return {}
 
     launch(2, work, deadline=5)
-    deadline = time.monotonic() + 2
-    while is_alive(seen[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not is_alive(seen[0]), 2.0)
 
 
 def test_exit_handlers_and_buffers_of_the_parent_run_once() -> None:
@@ -126,8 +124,6 @@ def test_exit_handlers_and_buffers_of_the_parent_run_once() -> None:
         "sys.stdout.write('hello ')\n"
         "launch(3, lambda m: {}, deadline=5)\n"
     )
-    from tests.cluster.shared import start
-
     with start(script) as process:
         out, err = process.communicate(timeout=20)
     assert (out, err) == ("hello bye\n", "")
@@ -157,6 +153,21 @@ def test_others_print_through_member_0_with_their_number(
     assert [line for line in lines if not line.startswith("[1] ")] == ["err of 0", "native"]
 
 
+def test_what_others_print_goes_where_member_0_draws() -> None:
+    """A progress bar takes over `sys.stderr`, to print above itself."""
+
+    def work(member: Member) -> dict[str, Any]:
+        if member.place.index == 1:
+            time.sleep(0.1)
+            print("above the bar")
+            return {}
+        sys.stderr = drawn = io.StringIO()
+        wait_for(drawn.getvalue)
+        return {"text": drawn.getvalue()}
+
+    assert launch(2, work, deadline=5) == {"text": "[1] above the bar\n"}
+
+
 def test_what_others_print_after_member_0_has_ended_is_shown(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -182,9 +193,9 @@ def test_one_that_does_not_end_after_member_0_is_ended(
             time.sleep(60)
         return {"done": True}
 
-    start = time.monotonic()
+    begin = time.monotonic()
     assert launch(2, work, deadline=0.3) == {"done": True}
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - begin < 3
     assert "did not end within 0.3 s of member 0" in capfd.readouterr().err
 
 
@@ -247,9 +258,9 @@ def test_interrupts_are_keyboard_interrupts() -> None:
 def test_four_members_start_and_end_quickly() -> None:
     best = 9.0
     for _ in range(3):
-        start = time.monotonic()
+        begin = time.monotonic()
         launch(4, lambda _: {}, deadline=5)
-        best = min(best, time.monotonic() - start)
+        best = min(best, time.monotonic() - begin)
     assert best < 0.5  # about 0.02 s on an idle machine
 
 

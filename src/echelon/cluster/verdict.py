@@ -117,11 +117,12 @@ def _death(end: End) -> str:
 def _lost(ends: Sequence[End], first: End, seen: Mapping[int, tuple[Beat, float]]) -> MemberFailed:
     """Members lost another one that said nothing itself: the one they name, or the last one."""
     assert first.fault is not None
-    silent = {end.index for end in ends if end.fault is None} or {end.index for end in ends}
-    names = [end.fault.peer for end in ends if end.fault is not None]
-    found = next((peer for peer in names if peer in silent), None)
+    silent = {end.index for end in ends if end.fault is None}
+    named_by = [end.fault.peer for end in ends if end.fault is not None]
+    found = next((peer for peer in named_by if peer in silent), None)
     if found is None:
-        found = min(silent, key=lambda index: (_step(seen[index][0]), seen[index][0].moment))
+        behind = silent or {end.index for end in ends}
+        found = min(behind, key=lambda index: (_step(seen[index][0]), seen[index][0].moment))
     beat, age = seen[found]
     end = next(end for end in ends if end.index == found)
     who = named(found, len(ends), end.pid)

@@ -1,0 +1,64 @@
+"""Launched members as a group: they meet at the place they got, and miss who is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from echelon.cluster.launch import Member, MemberFailed, launch
+from echelon.comm.group import Group
+
+pytestmark = pytest.mark.timeout(30)
+
+STEPS = 50
+
+
+def training(hit: Callable[[], None] | None = None) -> Callable[[Member], dict[str, Any]]:
+    """Sums, step after step; something hits member 1 in the middle."""
+
+    def work(member: Member) -> dict[str, Any]:
+        with closing(Group(member.place)) as group:
+            together = group.collective()
+            total = 0.0
+            for step in range(STEPS):
+                member.pulse(step, "sum")
+                if step == STEPS // 2 and group.index == 1 and hit is not None:
+                    hit()
+                total += together.sum([float(group.index)])[0]
+            return {"total": total}
+
+    return work
+
+
+def test_members_meet_and_work_together() -> None:
+    assert launch(3, training(), deadline=10) == {"total": 3.0 * STEPS}
+
+
+def test_a_bug_is_told_and_not_that_others_missed_its_member() -> None:
+    def hit() -> None:
+        raise ZeroDivisionError("oh")
+
+    begin = time.monotonic()
+    with pytest.raises(MemberFailed, match=r"member 1 .*at step 25 \(sum\): ZeroDivisionError: oh"):
+        launch(3, training(hit), deadline=10)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_killed_one_is_told_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(MemberFailed, match=r"member 1 .*SIGKILL\) at step 25 \(sum\): perhaps"):
+        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGKILL)), deadline=10)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_stopped_one_is_told_after_the_deadline() -> None:
+    begin = time.monotonic()
+    with pytest.raises(MemberFailed, match=r"member 1 .*last sign of life 1\.\d s .*at step 25"):
+        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGSTOP)), deadline=1.0)
+    assert 1 < time.monotonic() - begin < 1 + 5
