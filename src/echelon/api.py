@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from echelon.cluster.start import start
 from echelon.core.config import job_from
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
-from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, run_job
+from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run
 from echelon.strategy import check as check_strategy
 from echelon.task import anchored, check_python, load_task
 from echelon.task import check as check_task
@@ -49,7 +50,7 @@ def train(
     if known is not None:
         check_resume(known, job)
     watchers = [*observers, progress(quiet=quiet)]
-    return run_job(job, task, resume=known.id if known else None, observers=watchers)
+    return start(job, task, resume=known.id if known else None, observers=watchers)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from echelon import cross_entropy
 from echelon.comm import Alone
+from echelon.comm.group import Group
+from echelon.comm.place import Place
 from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
-from echelon.core.protocols import Strategy
+from echelon.core.protocols import Comm, Strategy
 from echelon.core.task import Task
-from echelon.core.types import Batch, Numerics
+from echelon.core.types import Batch, Numerics, Parallel
 from echelon.optim import build_schedule
 from echelon.strategy import build
 
@@ -62,7 +64,11 @@ def strategy(
     recompute: bool = False,
     compile: bool = False,
     schedule: ScheduleSection | None = None,
+    micro: int = 1,
+    parallel: Parallel | None = None,
+    comm: Comm | None = None,
 ) -> Strategy:
+    """Set up among the members of `comm`, or alone."""
     numerics = Numerics(
         device=torch.device("cpu"),
         optimizer=optimizer or OptimizerSection(name="momentum", lr=0.1),
@@ -70,9 +76,12 @@ def strategy(
         precision=precision,
         recompute=recompute,
         compile=compile,
+        micro=micro,
     )
-    built = build(name, numerics, build_schedule(schedule or ScheduleSection(), 20))
-    built.setup(chosen or task(), Alone())
+    rates = build_schedule(schedule or ScheduleSection(), 20)
+    built = build(name, numerics, rates, None, parallel)
+    alone = Alone() if name == "single" else Group(Place(0, 1))
+    built.setup(chosen or task(), comm or alone)
     return built
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from echelon import task
 from echelon.cli.reopening import check_stored
+from echelon.cluster.start import start
 from echelon.core.config import Job
 from echelon.core.errors import RunError, UserError
-from echelon.loop import PYTHON_TASK, Result, check_resume, load_run, run_job
+from echelon.loop import PYTHON_TASK, Result, check_resume, load_run
 from echelon.track import progress
 
 
 def started(job: Job, *, quiet: bool) -> Result:
     """Begin a run."""
-    return run_job(job, task.load_task(job), observers=[progress(quiet=quiet)])
+    return start(job, task.load_task(job), observers=[progress(quiet=quiet)])
 
 
 def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -> Result:
@@ -29,7 +30,7 @@ def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -
             f"echelon.train(task, resume={known.id!r})"
         )
     built = task.load_task(known.job)
-    return run_job(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
+    return start(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
 
 
 def _folder(overrides: list[str]) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+
+def unwatched(_step: int, _doing: str) -> None:
+    """The pulse of a member that nobody watches over."""
+
 
 class Alone:
     """A member without others."""
@@ -11,6 +17,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.pulse: Callable[[int, str], None] = unwatched
 
     def close(self) -> None:
         """Nothing is open."""

@@ -81,6 +81,8 @@ class Comm(Protocol):
     count: int
     asked: int
     """Why this member wants all to stop after the current update (`Ask`); set by anybody."""
+    pulse: Callable[[int, str], None]
+    """(step, doing): where this member is, for whoever watches over it."""
 
     def close(self) -> None: ...
 

@@ -42,6 +42,11 @@ def split(batch: Batch, sizes: Iterable[int]) -> list[Batch]:
     return parts
 
 
+def emptied(batch: Batch) -> Batch:
+    """The same columns without a single sample."""
+    return split(batch, [0, size(batch)])[0]
+
+
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
     return {name: columns.to_device(column, device, non_blocking) for name, column in batch.items()}
 

@@ -41,6 +41,7 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
         parallel(job),
     )
     chosen.setup(task, comm)
+    randomness.part_ways(job.seed, chosen.shard.index, 0)
     return Run(
         job=job,
         comm=comm,

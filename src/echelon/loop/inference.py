@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from echelon.checkpoint import Shelf
 from echelon.comm import Alone
+from echelon.core.config import Job
 from echelon.core.errors import DataError
 from echelon.core.protocols import Strategy
 from echelon.core.task import Task
@@ -63,6 +65,14 @@ def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
     model = build_model(task, numerics(known.job, find_device(known.job.device)))
     load_weights(model, _weights(known, which))
     return model.eval()
+
+
+def final_model(job: Job, task: Task, folder: Path) -> nn.Module:
+    """The model that a run in other processes ended with."""
+    model = build_model(task, numerics(job, find_device(job.device)))
+    cut = Shelf(folder / CHECKPOINTS, notice=warn).load("last")
+    load_weights(model, cut["strategy"]["model"])
+    return model
 
 
 def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> Strategy:

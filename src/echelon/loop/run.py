@@ -210,6 +210,7 @@ class Run:
         if loop["values"]:
             self.evaluation = Evaluation(loop["values"], {}, 0)
         randomness.restore(cut["random"])
+        randomness.part_ways(self.job.seed, self.strategy.shard.index, self.version)
 
     def _figures(self, values: dict[str, float]) -> dict[str, float]:
         return values | {

@@ -69,7 +69,7 @@ def run_job(
         return result
 
 
-def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> None:
+def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> Result:
     """Be one of the other members: the same steps, and nothing recorded."""
     task = prepare(task)
     with _threads(job.threads, comm):
@@ -80,8 +80,9 @@ def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> No
                 run.load(run.shelf.load("last"))
             with on_interrupt(run.interrupt):
                 run.begin()
-                train(run)
+                reason = train(run)
                 run.finish()
+            return _result(run, "", run.shelf.folder, run.interrupted or reason)
 
 
 def _begun(run: Run, task: Task, store: Store) -> str:

@@ -49,6 +49,12 @@ def lanes_of(optimizer: Optimizer) -> list[Lane] | None:
     return lanes
 
 
+def has_kernel(optimizer: Optimizer) -> bool:
+    """Whether every group is stepped by one of torch's fused kernels."""
+    kernel = type(optimizer) in _KERNELS
+    return kernel and all(group["fused"] for group in optimizer.param_groups)
+
+
 def _is_plain(group: Group) -> bool:
     special = group.get("capturable") or group.get("differentiable")
     return bool(group["fused"]) and not special and not isinstance(group["lr"], Tensor)

@@ -49,13 +49,18 @@ def clip_norm_(grads: list[Tensor], limit: float) -> Tensor:
     """Scale all gradients so that their global norm is at most `limit`; returns the old norm."""
     norm = global_norm(grads)
     if norm.is_cpu:  # looking is free here; on a GPU it would wait for the device
-        if (scale := limit / (norm.item() + _EPS)) < 1:
+        if (scale := clip_factor(norm.item(), limit)) < 1:
             torch._foreach_mul_(grads, scale)
         return norm
     factor = (limit / (norm + _EPS)).clamp_(max=1.0)
     for alike in _grouped(grads):
         torch._foreach_mul_(alike, factor.to(alike[0].device))
     return norm
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What gradients of this norm are multiplied with, if it is below 1."""
+    return limit / (norm + _EPS)
 
 
 def clip_value_(grads: list[Tensor], limit: float) -> None:

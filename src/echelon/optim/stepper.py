@@ -12,7 +12,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from echelon.core.errors import TaskError
-from echelon.optim.fused import Lane, lanes_of
+from echelon.optim.fused import Lane, has_kernel, lanes_of
 from echelon.optim.named_state import named_state, restore_named_state
 from echelon.optim.penalties import penalise_
 from echelon.optim.quick_start import plain_step
@@ -125,6 +125,13 @@ class Stepper:
             plain_step(self.optimizer)
         if self._lanes is None or not self._is_as_planned():
             self._plan()
+
+
+def reads_gradients_only(optimizer: Optimizer) -> bool:
+    """Whether a step leaves the gradients as they are, so that others may be reading them."""
+    changed = ("l1", "l2")
+    plain = not any(group.get(name) for group in optimizer.param_groups for name in changed)
+    return plain and has_kernel(optimizer)
 
 
 def _set_lr(group: dict[str, Any], factor: float) -> None:

@@ -34,6 +34,13 @@ def explain(
     return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
+def blame(micro: Iterable[Batch], loss_sum: Tensor) -> int:
+    """How near a member is to the cause: its samples, then its loss, then what others gave it."""
+    if any(_bad_column(batch) for batch in micro):
+        return 2
+    return 0 if bool(torch.isfinite(loss_sum)) else 1
+
+
 def _bad_column(batch: Batch) -> str | None:
     for name, column in batch.items():
         values = column if isinstance(column, Tensor) else column.values

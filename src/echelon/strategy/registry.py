@@ -21,6 +21,7 @@ class Row(NamedTuple):
 
 _ROWS = {
     "single": Row("single", "Single", None),
+    "all_reduce": Row("all_reduce", "AllReduce", "data"),
 }
 
 

@@ -82,6 +82,7 @@ class Synchronous:
         self.model.train()
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        self._comm.pulse(self.version + 1, "computing" if backward else "evaluating")
         if not backward:
             return self._evaluate(micro)
         if not self.model.training:
@@ -103,6 +104,7 @@ class Synchronous:
         return Stats(self._loss_sum, self._weight, {})
 
     def update(self) -> Update:
+        self._comm.pulse(self.version + 1, "updating")
         met = self._meet()
         if met.weight <= 0:
             raise TaskError(f"step {self.version + 1}: the loss gave its batch a weight of 0")

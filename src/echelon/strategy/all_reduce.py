@@ -1,0 +1,139 @@
+"""Every member has the whole model and a part of the batch; gradients are summed over all.
+
+    member 0   forward ─ backward ─┬ bucket ┬ bucket ┐
+    member 1   forward ─ backward ─┴ bucket ┴ bucket ┴─▶ Σ grad / Σ weight ─▶ the same step each
+
+A bucket is announced as soon as backward has filled it, and summed while backward goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from echelon.comm.group import Group
+from echelon.comm.interface import Collective
+from echelon.core.errors import TaskError
+from echelon.core.types import Batch, Shard, Stats
+from echelon.data.batch import emptied
+from echelon.optim import gradients
+from echelon.optim.stepper import reads_gradients_only
+from echelon.strategy.agree import agree
+from echelon.strategy.alike import make_alike
+from echelon.strategy.batch_norm import synchronise, unsynchronise
+from echelon.strategy.fault import blame
+from echelon.strategy.synchronous import Met, Synchronous
+from echelon.strategy.totals import total
+
+EARLY = 1 << 20
+"""Bytes of gradients from which on they are handed over during backward; below, after it."""
+
+
+class AllReduce(Synchronous):
+    """The members of the `data` axis."""
+
+    _comm: Group
+
+    def _place(self) -> None:
+        self.shard = Shard(self._comm.index, self._comm.count)
+        self._peers: Collective = self._comm.collective(device=self._numerics.device)
+        self._lockstep = False
+        if self._peers.count > 1 and self._parallel.sync.batch_norm == "synchronised":
+            self._lockstep = synchronise(self.model, self._peers)
+        make_alike(self.model, self._peers, self._parallel.sync.skip_init)
+
+    def _join(self) -> None:
+        self._sum = self._peers.gradients(self._parameters)
+        size = sum(p.numel() * p.element_size() for p in self._parameters)
+        self._early = size >= EARLY
+        self._open = False
+        self._given = [False] * len(self._parameters)
+        self._own: list[Tensor] | None = None
+        if self._sum.shared and not reads_gradients_only(self._stepper.optimizer):
+            self._own = [torch.empty_like(result) for result in self._sum.results]
+        if self._early:
+            for at, parameter in enumerate(self._parameters):
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
+
+    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        if self._lockstep and backward:
+            micro = self._padded(micro)
+        return super().compute(micro, backward=backward)
+
+    def total(self, stats: Stats) -> Stats:
+        return total(self._peers, stats, list(self._metrics))
+
+    def _known(self) -> None:
+        scale = self._scaler.scale
+        row = [self._weight * scale, self._weight, self._loss_sum.item(), self._comm.asked]
+        self._sum.begin(row)
+        self._open = True
+
+    def _ready(self, at: int, parameter: Tensor) -> None:
+        """Backward is done with a parameter; its gradient is final if this is the last one."""
+        if self._open and parameter.grad is not None:
+            self._sum.put(at, parameter.grad)
+            self._given[at] = True
+            parameter.grad = None
+
+    def _meet(self) -> Met:
+        self._hand_over()
+        sums = self._sum.finish()
+        results = self._sum.results
+        if self._own is not None:
+            torch._foreach_copy_(self._own, results)
+            results = self._own
+        for parameter, result in zip(self._parameters, results, strict=True):
+            parameter.grad = result
+        for at in sums.missing:
+            self._parameters[at].grad = None
+        if len(sums.missing) == len(self._parameters):
+            raise TaskError("no parameter got a gradient: does the loss depend on the model?")
+        _, weight, loss_sum, asked = sums.row
+        return Met(loss_sum, weight, sums.finite, int(asked))
+
+    def _hand_over(self) -> None:
+        """Whatever backward did not announce itself."""
+        self._open = False
+        if not any(self._given):
+            self._sum.put_all([p.grad for p in self._parameters])
+            return
+        for at, (given, parameter) in enumerate(zip(self._given, self._parameters, strict=True)):
+            if not given and parameter.grad is not None:
+                self._sum.put(at, parameter.grad)
+        self._given = [False] * len(self._parameters)
+
+    def _clip(self) -> None:
+        clip = self._numerics.clip
+        if self._own is not None:
+            super()._clip()
+        elif clip.norm is not None:
+            norm = self._sum.norm()
+            if (factor := gradients.clip_factor(norm, clip.norm)) < 1:
+                self._sum.scale_(factor)
+        elif clip.value is not None:
+            self._sum.clamp_(clip.value)
+
+    def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
+        """As many forward passes as the others make, for they contain sums over all members."""
+        if micro:
+            self._seen = micro[0]
+        missing = self._numerics.micro - len(micro)
+        if missing <= 0:
+            return micro
+        return [*micro, *[emptied(self._seen)] * missing]
+
+    def _explain(self) -> str:
+        """Looked into by each member alone, so without layers that wait for the others."""
+        unsynchronise(self.model)
+        words = super()._explain()
+        if self._lockstep:
+            synchronise(self.model, self._peers)
+        return agree(self._peers, words, blame(self._micro, self._loss_sum))
+
+    def close(self) -> None:
+        unsynchronise(self.model)
+        super().close()

@@ -1,0 +1,116 @@
+"""An optimizer over the parts of parameters that lie here, saved as one over the wholes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from echelon.comm import Collective
+from echelon.core.errors import TaskError
+from echelon.strategy.sharded.pieces import Piece, by_name, gathered
+
+# Their step treats every value by itself, so a part of a parameter is stepped like the whole.
+# Exact types: a subclass may do anything.
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    {
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adagrad,
+        optim.RMSprop,
+        optim.Adadelta,
+        optim.Adamax,
+        optim.NAdam,
+        optim.RAdam,
+        optim.Rprop,
+        optim.ASGD,
+    }
+)
+
+_SINGLE = ("step", "mu_product", "eta", "mu")
+"""What these keep once for a parameter as a whole, not for every value."""
+
+
+def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
+    """Let it hold this member's parts in place of whole parameters."""
+    if type(optimizer) not in ELEMENTWISE:
+        known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
+        raise TaskError(
+            f"optimizer {type(optimizer).__name__} cannot be divided among members: it is not known "
+            f"to treat every value by itself; use strategy all_reduce, or one of {known}"
+        )
+    kept = dict(optimizer.state)
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if state := kept.pop(parameter, None):
+                piece = parameters[parameter]
+                optimizer.state[piece.local] = _kept(piece, state, index)
+        group["params"] = [parameters[parameter].local for parameter in group["params"]]
+
+
+def whole_state(
+    local: dict[str, Any], pieces: Sequence[Piece], group: Collective
+) -> dict[str, Any]:
+    """Named state of the parts → of the wholes. Complete on the group's first member only.
+
+    All members have stepped the same parameters, so they have the same keys; one whose part of a
+    parameter is empty keeps empty state for it.
+    """
+    state: dict[str, dict[str, Any]] = {name: dict(held) for name, held in local["state"].items()}
+    known = by_name(pieces)
+    divided = [
+        (name, key)
+        for name, held in state.items()
+        for key, value in held.items()
+        if _is_divided(key, value)
+    ]
+    parts = [state[name][key] for name, key in divided]
+    wholes = gathered([known[name] for name, _ in divided], parts, group)
+    for (name, key), whole in zip(divided, wholes, strict=True):
+        if group.index == 0:
+            state[name][key] = whole
+        else:
+            del state[name][key]
+    return {"state": state, "groups": local["groups"]}
+
+
+def own_state(saved: dict[str, Any], pieces: Sequence[Piece], index: int) -> dict[str, Any]:
+    """Named state of the wholes → of this member's parts. What does not fit is left to others."""
+    known = by_name(pieces)
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
+        return saved
+    state = {
+        name: _cut(known[name], held, index) if name in known else held
+        for name, held in saved["state"].items()
+    }
+    return {**saved, "state": state}
+
+
+def _is_divided(key: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and key not in _SINGLE
+
+
+def _cut(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+    what = f"optimizer state of {piece.name!r}: "
+    return {
+        key: piece.cut(value, index, what=what + key) if _is_divided(key, value) else value
+        for key, value in state.items()
+    }
+
+
+def _kept(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What an optimizer that has not stepped yet keeps for a parameter, cut and copied.
+
+    A parameter that torch has sharded (a DTensor) has state that is.
+    """
+    kept = dict(state)
+    for key, value in state.items():
+        if _is_divided(key, value):
+            sharded = getattr(value, "to_local", None)
+            part = piece.cut(value, index, what=key) if sharded is None else sharded()
+            kept[key] = part.clone()
+    return kept
