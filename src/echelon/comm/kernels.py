@@ -10,6 +10,7 @@ from torch import Tensor
 
 PIECE = 256 * 1024
 """Bytes; fits the second-level cache with as many bytes of another member."""
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Divider:
@@ -25,7 +26,8 @@ class Divider:
     def set(self, divisor: float) -> None:
         if divisor != self._divisor:  # updates of equal weight follow each other
             self._divisor = divisor
-            self._factor.fill_(1 / divisor if divisor else 0.0)
+            factor = 1 / divisor if divisor else 0.0
+            self._factor.fill_(factor if abs(factor) <= _LARGEST else math.inf)
 
     def finite(self) -> bool:
         """Of everything divided since the last call."""
