@@ -8,6 +8,7 @@ batch come in another order. `cnn64` is the same network in double precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -76,9 +77,9 @@ def batches(name: str, size: int = 12, count: int = 20) -> list[Batch]:
 
 def part(batch: Batch, index: int, count: int, micro: int = 1) -> Sequence[Batch]:
     """What the loader gives a member of a batch."""
-    size = len(batch["y"])  # type: ignore[arg-type]
+    size = len(batch["y"])
     start, stop = size * index // count, size * (index + 1) // count
     mine: dict[str, Tensor] = {key: column[start:stop] for key, column in batch.items()}  # type: ignore[misc]
     edges = [(stop - start) * at // micro for at in range(micro + 1)]
-    pairs = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    pairs = [(a, b) for a, b in pairwise(edges) if a < b]
     return [{key: column[a:b] for key, column in mine.items()} for a, b in pairs]

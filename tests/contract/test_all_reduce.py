@@ -79,7 +79,7 @@ def test_members_begin_with_the_first_ones_weights_but_for_those_left_out() -> N
         make = task.model
 
         def different() -> torch.nn.Module:
-            model = make()  # type: ignore[operator]
+            model = make()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.fill_(float(group.index + 1))
@@ -91,7 +91,7 @@ def test_members_begin_with_the_first_ones_weights_but_for_those_left_out() -> N
         mine = torch.stack([p.detach().mean() for p in built.model.parameters()])
         sums = mine.clone()
         group.collective().sum_(sums)
-        return sums.tolist()  # type: ignore[no-any-return]
+        return sums.tolist()
 
     assert members.run(2, work) == [3.0, 3.0, 2.0, 2.0, 2.0, 2.0]
 

@@ -37,5 +37,7 @@ def main() -> None:
 
 
 def _said(error: EchelonError, code: int) -> int:
+    for note in getattr(error, "__notes__", ()):  # such as the traceback of a member
+        print(note, file=sys.stderr)
     print(f"error: {error}", file=sys.stderr)
     return code

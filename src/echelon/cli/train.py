@@ -45,6 +45,8 @@ def train(
         result = training.resumed(resume, file, overrides, quiet=quiet)
     else:
         result = training.started(_load(file, overrides), quiet=quiet)
+    if not result.run:  # of the processes that torchrun started, the first tells
+        return
     print(to_json(result.summary()) if as_json else _told(result))
     if result.status != "done":
         raise typer.Exit(INTERRUPTED)

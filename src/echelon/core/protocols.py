@@ -114,6 +114,8 @@ class Strategy(Protocol):
 
     shard: Shard
     model: nn.Module
+    whole: bool
+    """Whether `model` is all of it, and can be called by this member alone."""
 
     def setup(self, task: Task, comm: Comm) -> None:
         """Build model and optimizer from the task's factories."""

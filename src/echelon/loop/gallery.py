@@ -6,27 +6,28 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from echelon.core.task import Task
 from echelon.core.types import Batch, Lease
+from echelon.data.loader import Loader
 from echelon.loop.run import Run
 
 _SHOWN = 12
 
 
-def gallery(run: Run, task: Task) -> dict[str, Any]:
+def gallery(run: Run, task: Task, model: nn.Module) -> dict[str, Any]:
     """Plain data for `evaluation.json`."""
     found: dict[str, Any] = {"labels": list(task.labels)}
     matrix = _confusion(run)
     if matrix is not None:
         found["confusion"] = matrix
     with torch.inference_mode():
-        run.strategy.model.eval()
+        model.eval()
         if task.samples is not None:
-            found["samples"] = task.samples(run.strategy.model)
+            found["samples"] = task.samples(model)
         elif task.decode is not None and run.valid is not None and matrix is None:
-            found["samples"] = _decoded(run, task)
+            found["samples"] = _decoded(run.valid, task, model)
     return found
 
 
@@ -39,13 +40,12 @@ def _confusion(run: Run) -> list[list[int]] | None:
     return None
 
 
-def _decoded(run: Run, task: Task) -> list[dict[str, str]]:
-    assert run.valid is not None
+def _decoded(valid: Loader, task: Task, model: nn.Module) -> list[dict[str, str]]:
     assert task.decode is not None
-    lease = Lease(0, 0, min(_SHOWN, len(run.valid.source)))
-    with closing(run.valid.stream([lease])) as stream:
+    lease = Lease(0, 0, min(_SHOWN, len(valid.source)))
+    with closing(valid.stream([lease])) as stream:
         batch = next(iter(stream))[1][0]
-    outputs = task.decode(task.forward(run.strategy.model, batch))
+    outputs = task.decode(task.forward(model, batch))
     return [
         {
             "input": f"held-out sample {i}",

@@ -12,7 +12,10 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of `echelon.train`; `model` has the final weights."""
+    """The outcome of `echelon.train`; `model` has the final weights.
+
+    Of processes that torchrun started the first knows the run; in the others `run` is empty.
+    """
 
     run: str
     status: str

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from echelon.comm import Alone
 from echelon.core.config import Job
@@ -19,6 +20,7 @@ from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
 from echelon.loop.gallery import gallery
+from echelon.loop.inference import final_model
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.open_run import CONFIG, FITTED, read_fitted
 from echelon.loop.result import Result
@@ -82,7 +84,8 @@ def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> Re
                 run.begin()
                 reason = train(run)
                 run.finish()
-            return _result(run, "", run.shelf.folder, run.interrupted or reason)
+            folder = run.shelf.folder
+            return _result(run, "", folder, run.interrupted or reason, run.strategy.model)
 
 
 def _begun(run: Run, task: Task, store: Store) -> str:
@@ -117,8 +120,9 @@ def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
             run.begin()
             reason = train(run)
             run.finish()
-        _show(run, task, folder)
-        result = _result(run, run_id, folder, run.interrupted or reason)
+        model = _whole_model(run, task, folder)
+        _show(run, task, model, folder)
+        result = _result(run, run_id, folder, run.interrupted or reason, model)
     except BaseException as error:
         _failed(run, run_id, folder, error)
         raise
@@ -126,7 +130,14 @@ def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
     return result
 
 
-def _result(run: Run, run_id: str, folder: Path, reason: str) -> Result:
+def _whole_model(run: Run, task: Task, folder: Path) -> nn.Module:
+    """The trained model; where members hold parts of it, as it was just saved."""
+    if run.strategy.whole or isinstance(task.model, nn.Module):
+        return run.strategy.model
+    return final_model(run.job, task, folder)
+
+
+def _result(run: Run, run_id: str, folder: Path, reason: str, model: nn.Module) -> Result:
     return Result(
         run=run_id,
         status="stopped" if run.interrupted else "done",
@@ -138,7 +149,7 @@ def _result(run: Run, run_id: str, folder: Path, reason: str) -> Result:
         best=_best(run),
         folder=folder,
         report=folder / "report.html" if run.job.track.report else None,
-        model=run.strategy.model,
+        model=model,
     )
 
 
@@ -159,10 +170,10 @@ def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
     run.observer.finished("stopped" if isinstance(error, KeyboardInterrupt) else "failed", summary)
 
 
-def _show(run: Run, task: Task, folder: Path) -> None:
+def _show(run: Run, task: Task, model: nn.Module, folder: Path) -> None:
     """What the report will show; a fault in showing does not undo the training."""
     try:
-        _write(folder / EVALUATION, json.dumps(gallery(run, task), ensure_ascii=False))
+        _write(folder / EVALUATION, json.dumps(gallery(run, task, model), ensure_ascii=False))
     except Exception as error:
         run.notice(f"the report shows no samples: {type(error).__name__}: {error}")
 

@@ -47,6 +47,7 @@ class Synchronous:
 
     shard = Shard()
     model: nn.Module
+    whole = True
 
     def __init__(
         self,
