@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,6 +46,17 @@ def test_kernels_on_several_threads_work_before_in_and_after_members() -> None:
     assert found["threads"] == 1  # it was not computed on one thread only
     assert found["total"] == pytest.approx(expected)
     assert compute() == pytest.approx(expected)
+
+
+def test_pools_of_numpy_and_arrow_work_before_and_in_members() -> None:
+    def compute() -> float:
+        square = np.ones((600, 600))
+        table = pa.table({"x": np.arange(100_000), "y": np.arange(100_000) % 7})
+        sums = table.group_by("y").aggregate([("x", "sum")])
+        return float((square @ square).sum() + sum(sums["x_sum"].to_pylist()))
+
+    expected = compute()
+    assert launch(2, lambda _: {"total": compute()}, deadline=5) == {"total": expected}
 
 
 def test_kernel_threads_that_cannot_be_paused_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

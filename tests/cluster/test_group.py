@@ -59,6 +59,8 @@ def test_a_killed_one_is_told_at_once() -> None:
 
 def test_a_stopped_one_is_told_after_the_deadline() -> None:
     begin = time.monotonic()
-    with pytest.raises(MemberFailed, match=r"member 1 .*last sign of life 1\.\d s .*at step 25"):
+    with pytest.raises(
+        MemberFailed, match=r"member 1 .*last sign of life [1-4]\.\d s .*at step 25"
+    ):
         launch(3, training(lambda: os.kill(os.getpid(), signal.SIGSTOP)), deadline=1.0)
     assert 1 < time.monotonic() - begin < 1 + 5

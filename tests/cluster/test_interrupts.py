@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from echelon.cluster import supervisor
 from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
 from echelon.core.errors import PeerError
 from echelon.loop.interrupt import on_interrupt
@@ -75,6 +76,42 @@ def test_one_signal_reaches_each_member_once(number: signal.Signals) -> None:
     assert sum(crowd.interrupts.list()) + sum(crowd.terminations.list()) == MEMBERS
 
 
+def test_a_signal_to_the_process_and_its_group_counts_once() -> None:
+    """As `timeout` sends it."""
+    crowd = Crowd()
+
+    def work(member: Member) -> dict[str, Any]:
+        crowd.listen(member)
+        if member.place.index == 1:
+            press(signal.SIGTERM)
+            press(signal.SIGTERM)
+        wait_for(lambda: all(crowd.terminations.list()))
+        time.sleep(0.2)
+        return {}
+
+    launch(MEMBERS, work, deadline=5)
+    assert crowd.terminations.list() == [1, 1, 1]
+
+
+def test_the_end_of_one_that_was_not_ready_ends_the_others() -> None:
+    crowd = Crowd()
+
+    def work(member: Member) -> dict[str, Any]:
+        if member.place.index == 0:
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        crowd.gather(member.place.index)
+        if member.place.index == 0:
+            press(signal.SIGTERM)
+        time.sleep(60)
+        return {}
+
+    begin = time.monotonic()
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        launch(MEMBERS, work, deadline=5)
+    assert time.monotonic() - begin < 5
+    assert crowd.gone()
+
+
 def test_members_stop_with_the_handlers_of_the_loop() -> None:
     crowd = Crowd()
 
@@ -106,6 +143,7 @@ def twice(crowd: Crowd, act: Callable[[Member], None]) -> float:
             wait_for(lambda: all(crowd.interrupts.list()))
             if member.place.index == 0 and not pressed[0]:
                 pressed[0] = 1
+                time.sleep(supervisor.SAME_SECONDS)
                 press()
             act(member)
         return {}
@@ -119,7 +157,7 @@ def twice(crowd: Crowd, act: Callable[[Member], None]) -> float:
 
 def test_the_second_one_ends_them_at_once() -> None:
     crowd = Crowd()
-    assert twice(crowd, lambda _: time.sleep(60)) < 2
+    assert twice(crowd, lambda _: time.sleep(60)) < 5
     assert crowd.gone()
 
 
@@ -129,20 +167,19 @@ def test_the_second_one_ends_also_those_blocked_in_c() -> None:
     assert crowd.gone()
 
 
-def test_the_third_one_kills() -> None:
+def test_the_third_one_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "IMPATIENT_SECONDS", 60.0)
     crowd = Crowd()
 
     def act(member: Member) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if member.place.index == 0:
             for _ in range(4):
-                time.sleep(0.1)
+                time.sleep(supervisor.SAME_SECONDS)
                 press()
         time.sleep(60)
 
-    pressed = time.monotonic()
-    twice(crowd, act)
-    assert time.monotonic() - pressed < 1.5
+    assert twice(crowd, act) < 10
     assert crowd.gone()
 
 

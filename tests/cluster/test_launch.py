@@ -90,6 +90,15 @@ def test_nothing_is_left_open_running_or_changed() -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
+def test_it_works_where_the_end_of_children_is_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert launch(2, lambda _: {"done": True}, deadline=5) == {"done": True}
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_member_holds_no_descriptor_of_others() -> None:
     seen = Counters(3)
     before = {name for name, _ in descriptors()}

@@ -29,6 +29,8 @@ def caught() -> Iterator[Ends]:
             os.write(writer, bytes([number]))
 
     before = {number: signal.signal(number, note) for number in FORWARDED}
+    # Where the end of children is ignored, nobody learns how they ended.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield Ends(reader, writer)
     finally:

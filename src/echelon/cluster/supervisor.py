@@ -26,6 +26,8 @@ from echelon.track.text import warn
 NOTICE_SECONDS = 1.0
 TERM_SECONDS = 1.5
 IMPATIENT_SECONDS = 2.0
+SAME_SECONDS = 0.1
+"""`timeout` and others signal a process and its group, so that it comes twice: that is one wish."""
 _KILLED_SECONDS = 2.0
 _CHUNK = 1 << 16
 
@@ -43,6 +45,8 @@ class Supervisor:
         self._pulses = pulses
         self._signals = signals
         self._deadline = deadline
+        self._last = (0, 0.0)
+        """The last signal, and when it came."""
         self._relay = Relay(crew.pipes.texts)
         self._partial = dict.fromkeys(range(crew.count), b"")
         self._finished: set[int] = set()
@@ -95,6 +99,9 @@ class Supervisor:
     def _forward(self) -> None:
         """Each signal goes once to every member."""
         for number in os.read(self._signals, _CHUNK):
+            last, self._last = self._last, (number, time.monotonic())
+            if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
+                continue
             self.forwarded.append(number)
             if len(self.forwarded) > 2:
                 self._end_by((0.0, signal.SIGKILL))
@@ -155,9 +162,9 @@ class Supervisor:
             sent=child.sent,
         )
         self.ends.append(end)
-        if end.failed:
+        if not end.finished:  # be it by a signal that we passed on: the others miss it
             self._failed()
-        elif not end.finished and 0 in self._finished and not self.forwarded:
+        if not end.failed and not end.finished and 0 in self._finished and not self.forwarded:
             who = named(child.index, self._crew.count, child.pid)
             warn(f"{who} did not end within {self._deadline:g} s of member 0 and was ended")
         if child.index == 0:
