@@ -8,7 +8,8 @@ import torch
 from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection, SyncSection
 from echelon.core.errors import ConfigError, NonFiniteError
-from echelon.core.types import Ask, Parallel
+from echelon.core.protocols import Strategy
+from echelon.core.types import Ask, Batch, Parallel
 
 from . import members, networks
 from .jobs import difference, strategy, weights
@@ -163,6 +164,62 @@ def test_an_update_that_is_not_finite_in_one_member_is_refused_by_all(name: str)
     assert "step 1" in message
     assert "input column 'x' is not finite" in message
     assert "(member 1)" in message
+
+
+def test_local_batch_norm_evaluates_with_the_first_members_statistics() -> None:
+    def work(group: Group) -> list[float]:
+        parallel = Parallel(sync=SyncSection(batch_norm="local"))
+        built = strategy("all_reduce", networks.task("cnn"), parallel=parallel, comm=group)
+        for batch in networks.batches("cnn", count=3):
+            built.compute(networks.part(batch, group.index, group.count))
+            assert built.update().committed
+        mean = built.model.state_dict()["1.1.running_mean"]
+        peers = group.collective()
+
+        def apart() -> float:
+            sums = mean.clone()
+            peers.sum_(sums)
+            return float((sums / group.count - mean).abs().max())
+
+        before = apart()
+        built.compute(networks.batches("cnn", count=1), backward=False)
+        return [before, apart()]
+
+    before, after = members.run(2, work)
+    assert before > 1e-4
+    assert after <= 1e-7
+
+
+def test_held_out_figures_are_those_of_all_samples_once() -> None:
+    """Also where a member has no sample at all."""
+
+    def stats(built: Strategy, index: int, count: int) -> tuple[float, float, list[float]]:
+        seen = built.compute(networks.part(few, index, count), backward=False)
+        total = built.total(seen)
+        return float(total.loss_sum), total.weight, total.metrics["hits"].tolist()
+
+    few: Batch = {key: column[:3] for key, column in networks.data("mlp").items()}
+    task = networks.task("mlp")
+    task.metrics = {"hits": Hits()}
+
+    def work(group: Group) -> tuple[float, float, list[float]]:
+        return stats(strategy("all_reduce", task, comm=group), group.index, group.count)
+
+    loss, weight, hits = members.run(4, work)
+    loss1, weight1, hits1 = stats(strategy("single", task), 0, 1)
+    assert (weight, hits) == (weight1, hits1) == (3.0, hits1)
+    assert loss == pytest.approx(loss1, rel=1e-6)
+
+
+class Hits:
+    """A metric with a shape of its own."""
+
+    def measure(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        right = output.argmax(1) == batch["y"]
+        return torch.bincount(batch["y"][right], minlength=3).double()  # type: ignore[index, arg-type]
+
+    def value(self, total: torch.Tensor) -> float:
+        return float(total.sum())
 
 
 def test_half_precision_trains_alike_in_all_members() -> None:

@@ -117,6 +117,12 @@ class AllReduce(Synchronous):
         elif clip.value is not None:
             self._sum.clamp_(clip.value)
 
+    def _evaluate(self, micro: Sequence[Batch]) -> Stats:
+        if self.model.training and self._buffers and not self._lockstep:
+            # Each member's batch statistics are of its own samples: all look with the first one's.
+            self._peers.broadcast_(self._buffers)
+        return super()._evaluate(micro)
+
     def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
         """As many forward passes as the others make, for they contain sums over all members."""
         if micro:
