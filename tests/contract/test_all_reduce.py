@@ -216,7 +216,7 @@ class Hits:
 
     def measure(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         right = output.argmax(1) == batch["y"]
-        return torch.bincount(batch["y"][right], minlength=3).double()  # type: ignore[index, arg-type]
+        return torch.bincount(batch["y"][right], minlength=3).double()  # type: ignore[arg-type]
 
     def value(self, total: torch.Tensor) -> float:
         return float(total.sum())
