@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster import supervisor
+from echelon.cluster import child, supervisor
 from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
+from echelon.cluster.pipes import Pipes
+from echelon.cluster.relay import RelayThread
 from echelon.core.errors import PeerError
 from echelon.loop.interrupt import on_interrupt
 from tests.cluster.shared import Counters, is_alive, start, wait_for
@@ -201,6 +203,26 @@ def test_a_member_that_is_not_ready_yet_ends_and_the_others_with_it() -> None:
     assert crowd.gone()
 
 
+def test_a_signal_waits_until_a_new_member_can_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = child._settle
+
+    def slowly(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
+        if index == 1:
+            time.sleep(0.3)  # still with the handlers of the supervisor
+        return settle(index, pipes, supervisor)
+
+    def work(member: Member) -> dict[str, Any]:
+        if member.place.index == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            press()
+        time.sleep(5)
+        return {}
+
+    monkeypatch.setattr(child, "_settle", slowly)
+    with pytest.raises(Interrupted):
+        launch(2, work, deadline=5)
+
+
 def test_sigterm_before_anybody_listens_is_an_interruption() -> None:
     crowd = Crowd()
 
@@ -239,7 +261,8 @@ def work(member):
     asked = []
     with on_interrupt(asked.append):
         os.write(1, b"ready %d\\n" % os.getpid())
-        while not asked:
+        end = time.monotonic() + 20
+        while not asked and time.monotonic() < end:
             time.sleep(0.01)
     time.sleep(0.2)
     return {"asked": asked}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,13 @@ def addresses() -> list[str]:
     return [address.rpartition(":")[0] for address in mine]
 
 
-def test_gloo_and_the_store_are_not_reachable_from_outside() -> None:
+def test_gloo_and_the_store_are_not_reachable_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = [path.name for path in Path("/sys/class/net").glob("e*")]
+    if outside:  # even if that is what the shell asks for
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", outside[0])
+
     def work(member: Member) -> dict[str, Any]:
         place = member.place
         store = TCPStore(
