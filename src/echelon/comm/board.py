@@ -19,7 +19,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from echelon.core.errors import PeerError
 
 # Counters, each on a cache line of its own.
 TICKET, LEFT, READY, BEGUN, REDUCED = range(5)
+_COUNTED = (TICKET, READY, BEGUN, REDUCED)
 _LINE = 64 // 8
 _WORDS = PAGE // 8
 _ROWS = 1024 // 8  # where the rows begin, in words
@@ -91,7 +92,7 @@ class Board:
         self.check()
         self._ticket = ticket = self._ticket + 1
         self._words[self._mine] = ticket
-        self.wait(TICKET, ticket, "it was awaited at meeting", ticket)
+        self.wait(TICKET, ticket, "it was awaited at meeting {}", ticket)
         return ticket & 1
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -106,11 +107,11 @@ class Board:
             raise self._error
 
     def wait(self, column: int, goal: int, what: str, number: int) -> None:
-        """Until this counter of every other member is at least `goal`."""
+        """Until this counter of all others is at least `goal`; `what` has {} for `number`."""
         words = self._words
         for cell in self._others[column]:
             if words[cell] < goal:
-                self._linger(column, cell, goal, f"{what} {number}")
+                self._linger(column, cell, goal, what.format(number))
 
     def _linger(self, column: int, cell: int, goal: int, what: str) -> None:
         words = self._words
@@ -130,31 +131,44 @@ class Board:
 
     def _look(self, column: int, goal: int, waited: float, what: str) -> None:
         """Give up on members that cannot come any more, those that ended first of all."""
-        words, left = self._words, self._all[LEFT]
-        cells = list(zip(self._all[column], left, self.members, strict=True))
-        ended = [peer for _, _, peer in cells if self._watch.ended(peer)]
-        gone = [peer for _, cell, peer in cells if words[cell]]
+        words = self._words
+        ended = [self._watch.ended(peer) for peer in self.members]
+        gone = [words[cell] for cell in self._all[LEFT]]
         # Only now: whoever ended or left may have come here before.
-        late = [peer for cell, _, peer in cells if words[cell] < goal]
-        for peer in late:
-            if peer in ended:
-                self._fail(f"{peer} ended; {what}")
-        for peer in late:
-            if peer in gone:
-                self._fail(f"{peer} left; {what}")
+        late = [at for at, cell in enumerate(self._all[column]) if words[cell] < goal]
+        for at in late:
+            if ended[at]:
+                self._give_up(at, f"{self.members[at]} ended; {what}")
+        for at in late:
+            if gone[at]:
+                self._give_up(at, f"{self.members[at]} {self._parting(gone[at])}; {what}")
         if waited > self._deadline and late:
-            self._fail(f"{late[0]} did not come within {self._deadline:g} s; {what}")
+            # Others may be late because they wait for it too: it is the one furthest behind.
+            last = min(late, key=self._progress)
+            reason = f"did not come within {self._deadline:g} s"
+            self._give_up(last, f"{self.members[last]} {reason}; {what}")
 
-    def _fail(self, message: str) -> None:
-        self._error = PeerError(message)
-        raise self._error
+    def _progress(self, at: int) -> int:
+        return sum(self._words[self._all[column][at]] for column in _COUNTED)
+
+    def _parting(self, left: int) -> str:
+        return "left" if left == 1 else f"gave up waiting for {self.members[left - 2]}"
+
+    def _give_up(self, on: int, message: str) -> NoReturn:
+        error = PeerError(message)
+        self.fail(error, 2 + on)
+        raise error
+
+    def fail(self, error: PeerError, left: int = 1) -> None:
+        """From now on all calls raise this, and the others need not wait for this member."""
+        if self._error is None:
+            self._error = error
+            self.post(LEFT, left)
 
     def close(self) -> None:
         """Tell the others that this member will not come again."""
-        if self._error is None:
-            self._error = PeerError("this member has left its collective")
         if self._bytes.nbytes:
-            self.post(LEFT, 1)
+            self.fail(PeerError("this member has left its collective"))
             self._words.release()
             self._numbers.release()
             self._bytes = memoryview(b"")

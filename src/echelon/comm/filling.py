@@ -34,6 +34,7 @@ class Filling:
         self._running = self._entered = False
 
     def begin(self, row: Sequence[float]) -> None:
+        self._check()
         assert not self._running, "the last update's gradients are not finished"
         assert 0 < len(row) <= MOST_IN_ROW, f"a row of {len(row)} values"
         self._running, self._entered = True, False
@@ -45,6 +46,7 @@ class Filling:
         self._begun()
 
     def put(self, at: int, gradient: Tensor) -> None:
+        self._check()
         assert self._running, "put before begin"
         assert not self._seen[at], f"the gradient of parameter {at} came twice"
         if not self._entered:
@@ -57,6 +59,7 @@ class Filling:
             self._advance()
 
     def put_all(self, gradients: Sequence[Tensor | None]) -> None:
+        self._check()
         assert self._running, "put before begin"
         self._enter()
         if any(map(is_, gradients, repeat(None))):
@@ -85,6 +88,7 @@ class Filling:
 
     def _fill_rest(self) -> list[int]:
         """Zeros where no gradient came; returns where that was."""
+        self._check()
         assert self._running, "finish before begin"
         self._running = False
         if self._full == len(self._buckets):
@@ -120,6 +124,9 @@ class Filling:
         had = had.to(self.slots[0].device)
         collective.sum_(had)
         return [at for at, members in enumerate(had.tolist()) if members == 0]
+
+    def _check(self) -> None:
+        """Raise if the others cannot be reached any more."""
 
     def _begun(self) -> None:
         """An update begins."""

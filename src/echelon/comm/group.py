@@ -107,9 +107,16 @@ class Group:
         inner = Local(self._store(), f"{key}/{number}", mine, here.index(at), self._watch)
         if len(hosts) == 1:
             return inner
-        return TwoLevel(
-            at, hosts, inner, lambda name, lane: self._wire(f"{key}/{name}", peers, lane, device)
-        )
+        try:
+            return TwoLevel(
+                at,
+                hosts,
+                inner,
+                lambda name, lane: self._wire(f"{key}/{name}", peers, lane, device),
+            )
+        except BaseException:
+            inner.close()
+            raise
 
     def _wire(
         self, key: str, peers: Sequence[Peer], places: Sequence[int], device: torch.device

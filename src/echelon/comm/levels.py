@@ -35,6 +35,8 @@ class TwoLevel:
         self._lanes = min(map(len, hosts))
         self._sums = 0
         self._leaders = self._lane("leaders") if inner.index == 0 else None
+        if self._leaders is not None:
+            self._leaders.failed = inner.fail
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Inside, between the leaders, and back: 0 + x is x, so all get the leader's bits."""

@@ -91,6 +91,10 @@ class Local:
         self._sums.append(made)
         return made
 
+    def fail(self, error: PeerError) -> None:
+        """Something went wrong outside: the others need not wait for this member."""
+        self._board.fail(error)
+
     def agree(self, share: float, board: Board) -> float:
         """Σ of what this host's owners found."""
         return board.sum([share])[0]

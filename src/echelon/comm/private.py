@@ -72,6 +72,10 @@ class PrivateSum(Filling):
             self._wire.close()
         self._works = []
 
+    def _check(self) -> None:
+        if self._wire is not None:
+            self._wire.check()
+
     def _begun(self) -> None:
         self._sent = 0
 

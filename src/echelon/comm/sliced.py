@@ -71,22 +71,23 @@ class SlicedSum(Filling):
         self._owned = [self._slice(flats, owners) for flats in zip(*segments, strict=True)]
         self._pieces = [_pieces(parts) for parts in self._owned]
         self._works: list[Work] = []
+        if outer is not None:
+            outer.failed = board.fail
         self._reduced = self._base = 0
         self._shelf = UPDATES
         self._across = owners < board.count or outer is not None
 
     def finish(self) -> Sums:
         board = self._board
-        board.check()
         absent = self._fill_rest()
         while self._reduced < len(self._buckets):
             goal = self._base + self._reduced + 1
-            board.wait(READY, goal, "its gradients were awaited, of update", self._update)
+            board.wait(READY, goal, "its gradients of update {} were awaited", self._update)
             self._reduce()
         self._settle()
         board.post(REDUCED, self._update)
         board.wait(
-            REDUCED, self._update, "its part of the sum was awaited, of update", self._update
+            REDUCED, self._update, "its part of the sum of update {} was awaited", self._update
         )
         return self._sums(absent)
 
@@ -117,8 +118,10 @@ class SlicedSum(Filling):
         mine = slices(flats[0].numel(), flats[0].itemsize, owners)[self._board.index]
         return [flat[mine] for flat in flats]
 
-    def _begun(self) -> None:
+    def _check(self) -> None:
         self._board.check()
+
+    def _begun(self) -> None:
         self._base = (self._update - 1) * len(self._buckets)
         self._reduced = 0
         self._shelf = UPDATES + (self._update & 1)
@@ -128,7 +131,7 @@ class SlicedSum(Filling):
     def _enter(self) -> None:
         self._entered = True
         if self._board.index == 0:
-            what = "it still holds the gradients before update"
+            what = "it was awaited to begin update {}"
             self._board.wait(BEGUN, self._update, what, self._update)
 
     def _absent(self, absent: Sequence[int]) -> None:

@@ -51,11 +51,10 @@ class SmallSum(Filling):
 
     def finish(self) -> Sums:
         board, parity = self._board, self._update & 1
-        board.check()
         absent = self._fill_rest()
         board.write(UPDATES + parity, [float(bool(absent)), *self._row])
         board.post(READY, self._update)
-        board.wait(READY, self._update, "its gradients were awaited, of update", self._update)
+        board.wait(READY, self._update, "its gradients of update {} were awaited", self._update)
         rows = board.read(UPDATES + parity, len(self._row) + 1)
         lacking, *row = [sum(column) for column in zip(*rows, strict=True)]
         self._divider.set(row[0])
@@ -77,6 +76,9 @@ class SmallSum(Filling):
     def close(self) -> None:
         self._board.close()
         self._parts, self._places, self.slots = [], [], []
+
+    def _check(self) -> None:
+        self._board.check()
 
     def _begun(self) -> None:
         self.slots = self._places[self._update & 1]

@@ -32,6 +32,8 @@ class Wire:
         self.members, self.index, self.count, self.device = members, index, len(members), device
         self._watch, self._deadline = watch, meeting.deadline
         self._error: PeerError | None = None
+        self.failed: Callable[[PeerError], None] | None = None
+        """Told when the group is broken, for those who wait for this member elsewhere."""
         meeting.gather(f"{key}/wire", [member.index for member in members], "", self._look)
         make = _nccl if device.type == "cuda" else _gloo
         store = PrefixStore(key, meeting.store)
@@ -39,7 +41,7 @@ class Wire:
 
     def begin_sum(self, tensor: Tensor) -> dist.Work:
         """Adds up in place; not there before `end`."""
-        self._check()
+        self.check()
         work: dist.Work = self._try(lambda: self._group.allreduce([tensor]))
         return work
 
@@ -48,14 +50,14 @@ class Wire:
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of all members, in their order."""
-        self._check()
+        self.check()
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.count)]
         self.end(self._try(lambda: self._group.allgather([found], [mine])))
         return [row.tolist() for row in found]
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
-        self._check()
+        self.check()
         options = dist.BroadcastOptions()
         options.rootRank = source
         self.end(self._try(lambda: self._group.broadcast([tensor], options)))
@@ -67,7 +69,7 @@ class Wire:
         if group is not None:
             group.shutdown()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -81,6 +83,8 @@ class Wire:
             return call()
         except RuntimeError as error:
             self._error = PeerError(self._reason(str(error).partition("\n")[0]))
+            if self.failed is not None:
+                self.failed(self._error)
             raise self._error from None
 
     def _reason(self, line: str) -> str:

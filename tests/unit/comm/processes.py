@@ -49,14 +49,14 @@ def run(
     within: float = 30.0,
     may_die: Sequence[int] = (),
 ) -> list[Any]:
-    """What `body(group)` returned in each member, None for one that died and may.
+    """What `body(group)` returned in each member, None for one that died, or froze, and may.
 
     `hosts`: a letter per member, the host it pretends to be on.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         children = [_fork(i, count, listener, body, hosts, patience) for i in range(count)]
     try:
-        _wait(children, within)
+        _wait([child for i, child in enumerate(children) if i not in may_die], within)
         return [_answer(i, child, i in may_die) for i, child in enumerate(children)]
     finally:
         for child in children:
@@ -71,9 +71,9 @@ def _wait(children: Sequence[Child], within: float) -> None:
     deadline = time.monotonic() + within
     while sum(child.reap() for child in children) < len(children):
         if time.monotonic() > deadline:
-            late = [i for i, child in enumerate(children) if child.status is None]
+            late = [child.pid for child in children if child.status is None]
             shown = "\n".join(_text(child.output) for child in children)
-            pytest.fail(f"members {late} are not done within {within} s\n{shown}")
+            pytest.fail(f"processes {late} are not done within {within} s\n{shown}")
         time.sleep(0.002)
 
 

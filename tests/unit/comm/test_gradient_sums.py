@@ -20,7 +20,7 @@ from .processes import bits, run
 pytestmark = pytest.mark.timeout(60)
 
 TINY = [(3,), (), (5, 2)]
-UNEVEN = [(17, 31), (1,), (), (129, 257), (64,), (300, 1000)]  # more than the small way takes
+UNEVEN = [(17, 31), (1,), (), (129, 257), (64,), (60, 1000)]  # more than the small way takes
 LARGE = [(250, 200), (7,), (150, 200), (3, 5)]  # several buckets, where those are small
 WAYS = [
     pytest.param(2, None, id="2 on one host"),
