@@ -61,12 +61,14 @@ def _is_chain(call: _Call) -> bool:
     called = [each.module for each in inner]
     if not inner or set(called) != set(module.children()) or len(called) != len(set(called)):
         return False
-    given = call.args[:1] if len(call.args) == 1 and not call.kwargs else ()
+    if len(call.args) != 1 or call.kwargs:
+        return False
+    given = call.args[0]
     for each in inner:
-        if each.kwargs or len(each.args) != 1 or not given or each.args[0] is not given[0]:
+        if each.kwargs or len(each.args) != 1 or each.args[0] is not given:
             return False
-        given = (each.output,)
-    return call.output is given[0]
+        given = each.output
+    return call.output is given
 
 
 @contextmanager

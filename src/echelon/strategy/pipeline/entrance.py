@@ -38,7 +38,7 @@ def entrance(forward: Forward, batch: Batch) -> Any:
     stand = _Stand()
     try:
         answer = forward(stand, batch)
-    except (AttributeError, TypeError, KeyError) as error:
+    except (AttributeError, TypeError) as error:
         raise _refused(f"it fails where the model is not at hand ({error})") from error
     if len(stand.given) != 1 or len(stand.given[0]) != 1:
         times = ", ".join(f"with {len(given)} values" for given in stand.given) or "never"

@@ -1,0 +1,97 @@
+"""Consecutive layers, and one micro-batch at a time through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from echelon.core.errors import TaskError
+
+
+class Stage:
+    """Keeps what backward needs, per micro-batch, from forward on."""
+
+    def __init__(
+        self,
+        index: int,
+        layers: Sequence[nn.Module],
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.index = index
+        self._layers = tuple(layers)
+        self._autocast = autocast
+        self.trained = [p for p in nn.ModuleList(layers).parameters() if p.requires_grad]
+        self._inputs: dict[int, Any] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._left: dict[int, Callable[[], None]] = {}
+
+    def forward(self, micro: int, x: Any, *, passed: bool, learning: bool) -> Any:
+        """`passed`: `x` came from the stage before, which wants to know its gradient."""
+        if learning:
+            if passed and x.is_floating_point():
+                x = x.requires_grad_()
+            self._inputs[micro] = x
+        with self._autocast():
+            for layer in self._layers:
+                x = layer(x)
+        return x
+
+    def keep(self, micro: int, output: Tensor, *, cut: bool) -> Tensor:
+        """What backward will begin with: what was passed on, or the loss."""
+        if cut and output._is_view():
+            output = output.clone()  # its graph has to be let go of, which a view cannot do
+        self._outputs[micro] = output
+        return output
+
+    def backward(self, micro: int, gradient: Tensor | None) -> Tensor | None:
+        """All gradients; returns that of the input, if it has any."""
+        x, y = self._inputs.pop(micro), self._outputs.pop(micro)
+        _backward(y, gradient)
+        return _gradient_of(x)
+
+    def backward_input(self, micro: int, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of the input alone; those of the weights are left for later."""
+        x, y = self._inputs.pop(micro), self._outputs.pop(micro)
+        if not (isinstance(x, Tensor) and x.requires_grad and y.requires_grad):
+            self._left[micro] = lambda: _backward(y, gradient)
+            return None
+        start = [torch.ones_like(y) if gradient is None else gradient]
+        _, groups = stage_backward_input([y], start, [x], iter(self.trained))
+        self._left[micro] = lambda: _weights(self.trained, groups)
+        return _gradient_of(x)
+
+    def backward_weights(self, micro: int) -> None:
+        self._left.pop(micro)()
+
+    def clear(self) -> None:
+        """Drop what a broken-off run has left behind."""
+        self._inputs.clear()
+        self._outputs.clear()
+        self._left.clear()
+
+
+def one_tensor(y: Any, layer: str) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise TaskError(
+            f"layer {layer!r} gives a {type(y).__name__} where the pipeline is cut: "
+            f"only one tensor can pass between stages"
+        )
+    return y
+
+
+def _backward(y: Tensor, gradient: Tensor | None) -> None:
+    if y.requires_grad:  # a stage of frozen layers has nothing to learn
+        y.backward(gradient)
+
+
+def _weights(trained: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
+    stage_backward_weight(iter(trained), groups)
+
+
+def _gradient_of(x: Any) -> Tensor | None:
+    return x.grad if isinstance(x, Tensor) else None
