@@ -160,6 +160,10 @@ def test_what_is_not_a_number_is_null_in_json(trained: Path) -> None:
         (["eval", "table", "data={path: train.csv, held_out: 0.5}"], "data.held_out cannot"),
         (["eval", "table", "optimizer.lr=3"], "setting 'optimizer.lr' is unknown (choices: data"),
         (["eval", "table", "devcie=cpu"], "did you mean 'device'?"),
+        (
+            ["train", "data.path=train.csv", "data.valid_path=new.csv"],
+            "new.csv has no target column: held-out figures cannot be computed",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(trained: Path, arguments: list[str], message: str) -> None:

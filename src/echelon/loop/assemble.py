@@ -10,7 +10,7 @@ import torch
 from echelon import optim, strategy
 from echelon.checkpoint import Shelf, randomness
 from echelon.core.config import Job, OptimizerSection
-from echelon.core.errors import ConfigError, TaskError, unknown
+from echelon.core.errors import ConfigError, DataError, TaskError, unknown
 from echelon.core.protocols import BatchSource, Comm, Observer
 from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel, Shard
@@ -131,6 +131,12 @@ def check_task(job: Job, task: Task) -> None:
         raise ConfigError(
             "the task brings its own optimizer: remove `optimizer` from the job", ("optimizer",)
         )
+    if job.data.valid_path is not None and task.valid is not None:
+        first = torch.zeros(1, dtype=torch.int64)
+        if "y" in task.train.gather(first) and "y" not in task.valid.gather(first):
+            raise DataError(
+                f"{job.data.valid_path} has no target column: held-out figures cannot be computed"
+            )
     known = ["loss", *task.metrics]
     if job.stop.metric not in known:
         raise ConfigError(unknown("stop.metric", job.stop.metric, known), ("stop", "metric"))
