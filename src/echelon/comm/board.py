@@ -141,7 +141,7 @@ class Board:
                 self._give_up(at, f"{self.members[at]} ended; {what}")
         for at in late:
             if gone[at]:
-                self._give_up(at, f"{self.members[at]} {self._parting(gone[at])}; {what}")
+                self._give_up(at, f"{self._parting(at, gone[at])}; {what}")
         if waited > self._deadline and late:
             # Others may be late because they wait for it too: it is the one furthest behind.
             last = min(late, key=self._progress)
@@ -151,8 +151,10 @@ class Board:
     def _progress(self, at: int) -> int:
         return sum(self._words[self._all[column][at]] for column in _COUNTED)
 
-    def _parting(self, left: int) -> str:
-        return "left" if left == 1 else f"gave up waiting for {self.members[left - 2]}"
+    def _parting(self, at: int, left: int) -> str:
+        if left == 1:
+            return f"{self.members[at]} left"
+        return f"{self.members[left - 2]} did not come: {self.members[at]} gave up waiting for it"
 
     def _give_up(self, on: int, message: str) -> NoReturn:
         error = PeerError(message)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+_SETTLE = 0.25  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,16 @@ class Watch:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         return bool(poll.poll(0))
+
+    def settle(self, peers: Sequence[Peer]) -> list[Peer]:
+        """Who of these has ended, given a moment: a process that dies closes its sockets first."""
+        deadline = time.monotonic() + _SETTLE
+        watched = [peer for peer in peers if peer.index in self._handles]
+        while watched and time.monotonic() < deadline:
+            if ended := [peer for peer in watched if self.ended(peer)]:
+                return ended
+            time.sleep(_SETTLE / 50)
+        return []
 
     def close(self) -> None:
         handles, self._handles = self._handles, {}

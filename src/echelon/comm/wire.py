@@ -89,7 +89,7 @@ class Wire:
 
     def _reason(self, line: str) -> str:
         """gloo says that someone is gone, not who: for this host, we can tell."""
-        ended = [str(peer) for peer in self.members if self._watch.ended(peer)]
+        ended = [str(peer) for peer in self._watch.settle(self.members)]
         if ended:
             return f"{', '.join(ended)} ended; the sum with the others was awaited"
         others = [str(peer) for i, peer in enumerate(self.members) if i != self.index]

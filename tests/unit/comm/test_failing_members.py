@@ -131,7 +131,8 @@ def test_a_frozen_member_is_named_at_the_deadline(
     for index in (0, 2):
         message, took, again, pid = answers[index]
         assert message.startswith(f"member 1 (pid {pid}) "), message
-        assert "did not come within 0.6 s; " in message
+        # One may hear from the other, who gave up a moment earlier.
+        assert "did not come within 0.6 s; " in message or "gave up waiting for it" in message
         assert 0.5 < took < 2.0
         assert again == message
 
