@@ -68,7 +68,7 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
 
     def work(member: Member) -> Mapping[str, Any]:
         group = Group(member.place)
-        group.pulse = member.pulse
+        group.pulse, group.watched = member.pulse, True
         if member.place.index > 0:
             assist(job, task, group, resume=resume)
             return {}

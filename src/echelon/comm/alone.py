@@ -18,6 +18,7 @@ class Alone:
     def __init__(self) -> None:
         self.asked = 0
         self.pulse: Callable[[int, str], None] = unwatched
+        self.watched = False
 
     def close(self) -> None:
         """Nothing is open."""

@@ -40,6 +40,7 @@ class Group:
         self.index, self.count = place.index, place.count
         self.asked = 0
         self.pulse: Callable[[int, str], None] = unwatched
+        self.watched = False
         self._serves = place.index == 0 and not place.served
         self._made: list[Collective] = []
         self._asked_for: Counter[tuple[int, ...]] = Counter()

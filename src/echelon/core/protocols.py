@@ -83,6 +83,8 @@ class Comm(Protocol):
     """Why this member wants all to stop after the current update (`Ask`); set by anybody."""
     pulse: Callable[[int, str], None]
     """(step, doing): where this member is, for whoever watches over it."""
+    watched: bool
+    """Whether somebody else will tell why this member lost another one."""
 
     def close(self) -> None: ...
 

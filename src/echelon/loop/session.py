@@ -15,7 +15,7 @@ from torch import nn
 
 from echelon.comm import Alone
 from echelon.core.config import Job
-from echelon.core.errors import EchelonError, RunError
+from echelon.core.errors import EchelonError, PeerError, RunError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
@@ -161,7 +161,9 @@ def _best(run: Run) -> dict[str, Any] | None:
 
 
 def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
-    """Leave word of what happened beside the run."""
+    """Leave word of what happened beside the run; of a consequence, who watches knows the cause."""
+    if isinstance(error, PeerError) and run.comm.watched:
+        return
     if not isinstance(error, EchelonError | KeyboardInterrupt):
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
     message = str(error) or type(error).__name__
