@@ -115,7 +115,7 @@ def compare(collective: Collective, size: int) -> list[float]:
     times: list[list[float]] = [[], [], []]
     for number in range(rounds + 2):
         for side, call in enumerate((ours, gloo, copy)):
-            sums_begin_again(sums.slots[0], values)
+            refill(sums.slots[0], values)
             collective.barrier()
             took = timed(call, calls)
             if number >= 2:
@@ -124,7 +124,7 @@ def compare(collective: Collective, size: int) -> list[float]:
     return [max(gathered(collective, statistics.median(found))) for found in times]
 
 
-def sums_begin_again(slot: torch.Tensor, values: torch.Tensor) -> None:
+def refill(slot: torch.Tensor, values: torch.Tensor) -> None:
     """As after a backward pass: the member's own gradients are written anew."""
     slot.fill_(1.0)
     values.fill_(1.0)
