@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,31 @@ def blame(micro: Iterable[Batch], loss_sum: Tensor) -> int:
     if any(_bad_column(batch) for batch in micro):
         return 2
     return 0 if bool(torch.isfinite(loss_sum)) else 1
+
+
+def explain_together(
+    model: nn.Module,
+    forward: Callable[[nn.Module, Batch], Any],
+    micro: Iterable[Batch],
+    loss_sum: Tensor,
+    version: int,
+    spoilt: Sequence[str],
+) -> str:
+    """As `explain`, where members can go forward only together: all go through all batches.
+
+    `spoilt` are the parameters with a gradient that is not finite.
+    """
+    step, loss = version + 1, float(loss_sum)
+    found = [(_bad_column(batch), _bad_layer(model, forward, batch)) for batch in micro]
+    if torch.isfinite(loss_sum):
+        layer = spoilt[0] if spoilt else "?"
+        return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
+    for column, culprit in found:
+        if column:
+            return f"step {step}: the loss is {loss}: input column {column!r} is not finite"
+        if culprit:
+            return f"step {step}: the loss is {loss}: layer {culprit!r} first gave it"
+    return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
 def _bad_column(batch: Batch) -> str | None:

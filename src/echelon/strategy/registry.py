@@ -21,7 +21,9 @@ class Row(NamedTuple):
 
 _ROWS = {
     "single": Row("single", "Single", None),
+    "pipeline": Row("pipeline", "Pipeline", "pipeline"),
     "all_reduce": Row("all_reduce", "AllReduce", "data"),
+    "sharded": Row("sharded", "Sharded", "sharded"),
 }
 
 

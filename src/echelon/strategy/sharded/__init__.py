@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from echelon.strategy.sharded.gradients_level import GradientsLevel
-from echelon.strategy.sharded.optimizer_level import OptimizerLevel
+from echelon.core.protocols import Inspector, Schedule, Strategy
+from echelon.core.types import Numerics, Parallel
 
 __all__ = ["Sharded"]
 
-LEVELS = {"optimizer": OptimizerLevel, "gradients": GradientsLevel}
+
+def by_level(
+    numerics: Numerics,
+    schedule: Schedule,
+    inspector: Inspector | None = None,
+    parallel: Parallel | None = None,
+) -> Strategy:
+    """The strategy for `sharded.level`; the modules of the others are not imported."""
+    parallel = parallel or Parallel()
+    match parallel.sharded.level:
+        case "optimizer":
+            from echelon.strategy.sharded.optimizer_level import OptimizerLevel
+
+            return OptimizerLevel(numerics, schedule, inspector, parallel)
+        case "gradients":
+            from echelon.strategy.sharded.gradients_level import GradientsLevel
+
+            return GradientsLevel(numerics, schedule, inspector, parallel)
+        case "parameters":
+            from echelon.strategy.sharded.parameters_level import ParametersLevel
+
+            return ParametersLevel(numerics, schedule, inspector, parallel)
 
 
-def Sharded(numerics, schedule, inspector, parallel):
-    return LEVELS[parallel.sharded.level](numerics, schedule, inspector, parallel)
+Sharded = by_level

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from echelon.comm import Collective, Group
+from echelon.comm.group import Group
+from echelon.comm.interface import Collective
 from echelon.core.types import Parallel
 
 

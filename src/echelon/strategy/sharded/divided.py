@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.comm.kernels import square_sum
 from echelon.core.errors import TaskError
 from echelon.core.protocols import Inspector
@@ -95,7 +95,8 @@ class Divided(Synchronous):
     def _norms(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         squares = torch.tensor([square_sum([part]) for part in parts], dtype=torch.float64)
         self._shards.sum_(squares)
-        return squares.sqrt_().split(1)
+        norms: tuple[Tensor, ...] = squares.sqrt_().split(1)
+        return norms
 
     def _clear(self) -> None:
         super()._clear()

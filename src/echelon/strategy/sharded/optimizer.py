@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.core.errors import TaskError
 from echelon.strategy.sharded.pieces import Piece, by_name, gathered
 
@@ -39,8 +39,8 @@ def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int)
     if type(optimizer) not in ELEMENTWISE:
         known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
         raise TaskError(
-            f"optimizer {type(optimizer).__name__} cannot be divided among members: it is not known "
-            f"to treat every value by itself; use strategy all_reduce, or one of {known}"
+            f"optimizer {type(optimizer).__name__} cannot be divided among members: it is not "
+            f"known to treat every value by itself; use strategy all_reduce, or one of {known}"
         )
     kept = dict(optimizer.state)
     optimizer.state.clear()

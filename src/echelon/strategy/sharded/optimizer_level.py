@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.optim import Stepper
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.sharded.axes import sharded_group

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError
 
 GATHERED = 32 << 20

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.strategy.sharded.pieces import in_row
 from echelon.strategy.sharded.slabs import Slabs
 

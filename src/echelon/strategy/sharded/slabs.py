@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from echelon.comm import Collective
+from echelon.comm.interface import Collective
 from echelon.comm.layout import Bucket, plan, slices, views
 from echelon.strategy.sharded.pieces import Piece, in_row
 

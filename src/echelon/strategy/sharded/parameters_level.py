@@ -1,0 +1,165 @@
+"""Level `parameters`: everything is divided; weights are whole only where they are computed with.
+
+All members go through the same layers at the same time, for there they gather weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from echelon.comm.interface import Collective
+from echelon.core.errors import CheckpointError
+from echelon.core.types import Batch, Stats
+from echelon.optim import Stepper
+from echelon.strategy.agree import agree
+from echelon.strategy.all_reduce import AllReduce
+from echelon.strategy.fault import blame, explain_together
+from echelon.strategy.sharded import fully
+from echelon.strategy.sharded.axes import lengths, sharded_group
+from echelon.strategy.sharded.divided import Divided
+from echelon.strategy.sharded.optimizer import divide, own_state, whole_state
+from echelon.strategy.sharded.padding import Padding
+from echelon.strategy.sharded.pieces import Piece, gathered
+
+
+class ParametersLevel(Divided, AllReduce):
+    """torch's fully_shard, with gradients that are sums. One member alone has nothing to divide."""
+
+    def _place(self) -> None:
+        super()._place()
+        device = self._numerics.device
+        self._shards: Collective = sharded_group(self._comm, self._peers, self._parallel, device)
+        self._padding = Padding(self._peers)
+        self._seen_names: set[str] = set()
+        self._forward = functools.partial(_go_forward, self._task.forward)
+        self._sees_all, self._lockstep = self._lockstep, self._peers.count > 1
+        if not self._lockstep:
+            return
+        data, along = lengths(self._parallel, "sharded", self._comm.count)
+        axes = {"sharded": along} if data == 1 else {"data": data, "sharded": along}
+        mesh = self._comm.mesh(axes, device=device)
+        fully.shard(self.model, mesh, self._shards if device.type == "cpu" else None)
+        fully.watch(self.model, self._seen_names.add)
+
+    def _join(self) -> None:
+        named = list(self.model.named_parameters())
+        pieces = fully.pieces(named, self._shards)
+        self._pieces: dict[Tensor, Piece] = {
+            parameter: piece for (_, parameter), piece in zip(named, pieces, strict=True)
+        }
+        optimizer = self._stepper.optimizer
+        divide(optimizer, self._pieces, self._shards.index)
+        self._trained = [self._pieces[parameter] for parameter in self._parameters]
+        self._stepper = Stepper(optimizer, [(piece.name, piece.local) for piece in self._trained])
+
+    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        if self._lockstep and not backward:
+            return self._evaluate_together(micro)
+        return super().compute(micro, backward=backward)
+
+    def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
+        return [*micro, *self._padding.empties(micro, self._numerics.micro)]
+
+    def _evaluate_together(self, micro: Sequence[Batch]) -> Stats:
+        empties = self._padding.empties(micro, self._padding.most(len(micro)))
+        if self.model.training and self._buffers and not self._sees_all:
+            self._peers.broadcast_(self._buffers)  # batch statistics are of own samples only
+        stats = super().compute(micro, backward=False)
+        self.model.eval()
+        with torch.inference_mode(), self._autocast():
+            for batch in empties:
+                self._forward(self.model, batch)
+        return stats
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
+        if batch is not self._padding.empty:
+            return super()._loss_of(batch)
+        # Losses may divide by the number of samples: a sum of nothing is always 0.
+        before = [] if self._sees_all else [buffer.clone() for buffer in self._buffers]
+        with self._autocast():
+            output = self._forward(self.model, batch)
+        if before:
+            torch._foreach_copy_(self._buffers, before)
+        found = [leaf for leaf in tree_leaves(output) if _is_trained(leaf)]
+        return torch.stack([leaf.sum() for leaf in found]).sum(), 0.0
+
+    def _held(self) -> list[Piece]:
+        return self._trained
+
+    def _parts(self) -> list[Tensor | None]:
+        grads = [None if p.grad is None else fully.local(p.grad) for p in self._parameters]
+        if not self._lockstep:
+            return grads
+        seen = self._everywhere_seen(bytearray(name in self._seen_names for name in self._names))
+        return [grad if used else None for grad, used in zip(grads, seen, strict=True)]
+
+    def _explain(self) -> str:
+        spoilt = [self._names[at] for at in self._spoilt()]
+        words = explain_together(
+            self.model, self._forward, self._micro, self._loss_sum, self.version, spoilt
+        )
+        return agree(self._peers, words, blame(self._micro, self._loss_sum))
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._seen_names.clear()
+
+    def _weights(self) -> dict[str, Tensor]:
+        pieces = list(self._pieces.values())
+        wholes = gathered(pieces, [piece.local for piece in pieces], self._shards)
+        found: dict[str, Tensor] = {}
+        for piece, whole in zip(pieces, wholes, strict=True):
+            if self._shards.index == 0:
+                found[piece.name] = whole
+        named = self.model.state_dict(keep_vars=True)
+        return {
+            name: found[self._pieces[value].name] if value in self._pieces else value
+            for name, value in named.items()
+            if self._shards.index == 0 or value not in self._pieces
+        }
+
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
+        mine = self.model.state_dict(keep_vars=True)
+        _check_fits(mine, weights)
+        with torch.no_grad():
+            for name, value in mine.items():
+                piece, whole = self._pieces.get(value), weights[name]
+                if piece is None:
+                    value.copy_(whole)
+                else:
+                    piece.local.copy_(piece.cut(whole, self._shards.index, what=name))
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return whole_state(super()._optimizer_state(), self._trained, self._shards)
+
+    def _load_optimizer_state(self, state: dict[str, Any]) -> None:
+        super()._load_optimizer_state(own_state(state, self._trained, self._shards.index))
+
+
+def _go_forward(forward: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
+    """Weights that were first gathered in inference mode could never be trained with."""
+    if not torch.is_inference_mode_enabled():
+        return forward(model, batch)
+    with torch.inference_mode(False), torch.no_grad():
+        return forward(model, batch)
+
+
+def _is_trained(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def _check_fits(mine: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    if odd := sorted(mine.keys() ^ weights.keys()):
+        raise CheckpointError(f"the checkpoint does not fit the model: {odd[0]!r} is in one only")
+    for name, value in mine.items():
+        if value.shape != weights[name].shape:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: {name!r} is {tuple(value.shape)}, "
+                f"saved was {tuple(weights[name].shape)}"
+            )

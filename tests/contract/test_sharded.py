@@ -1,0 +1,393 @@
+"""Members that hold a part each of optimizer, gradients or weights end where one process ends."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.distributed.fsdp  # both take seconds: imported once, before members are forked
+from torch import Tensor, nn
+
+from echelon.comm.group import Group
+from echelon.core.config import ClipSection, OptimizerSection, SyncSection
+from echelon.core.config.parallel import ShardedSection
+from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
+from echelon.core.task import Task
+from echelon.core.types import Ask, Parallel, Stats
+
+from . import members, networks
+from .jobs import cut, difference, steps, strategy
+
+pytestmark = pytest.mark.timeout(120)
+
+LEVELS = ("optimizer", "gradients", "parameters")
+MOMENTUM = OptimizerSection(name="momentum", lr=0.05)
+# Of attention's key biases the gradient is exactly nothing but noise, which a small eps blows up.
+ADAM = OptimizerSection(name="adam", lr=1e-2, eps=1e-5)
+ADAMW = OptimizerSection(name="adamw", lr=1e-2, eps=1e-5, weight_decay=0.1, l1=1e-3)
+ADAGRAD = OptimizerSection(name="adagrad", lr=1e-2)
+CASES = {
+    "plain": (MOMENTUM, ClipSection(), 1),
+    "clipped by norm, accumulated": (MOMENTUM, ClipSection(norm=0.05), 3),
+    "clipped by value": (ADAGRAD, ClipSection(value=0.01), 1),
+    "adam, clipped, accumulated": (ADAM, ClipSection(norm=0.1), 2),
+    "penalised": (ADAMW, ClipSection(norm=0.1), 1),
+}
+CHOSEN = {
+    "mlp": tuple(CASES),
+    # Batch norm sees micro-batches: those of one process are cut otherwise than those of several.
+    "cnn": ("plain",),
+    "cnn64": ("penalised",),
+    "textcnn": ("clipped by norm, accumulated", "adam, clipped, accumulated"),
+    "gpt": ("clipped by norm, accumulated", "adam, clipped, accumulated"),
+}
+JOBS = [(name, case) for name, cases in CHOSEN.items() for case in cases]
+FEWER = [
+    ("mlp", "clipped by norm, accumulated"),
+    ("mlp", "penalised"),
+    ("cnn64", "penalised"),
+    ("textcnn", "clipped by norm, accumulated"),
+    ("gpt", "adam, clipped, accumulated"),
+]
+"""Four members on two cores take their time."""
+
+
+def arranged(level: str, mesh: dict[str, int] | None = None) -> Parallel:
+    return Parallel(mesh=mesh or {}, sharded=ShardedSection(level=level))
+
+
+def built(
+    task: Task, case: str, comm: Group | None = None, parallel: Parallel | None = None
+) -> Any:
+    optimizer, clip, micro = CASES[case]
+    return strategy(
+        "single" if comm is None else "sharded",
+        task,
+        optimizer=optimizer,
+        clip=clip,
+        micro=micro,
+        comm=comm,
+        parallel=parallel,
+    )
+
+
+def go(trained: Any, name: str, case: str, comm: Group | None, which: slice) -> None:
+    index, count = (0, 1) if comm is None else (comm.index, comm.count)
+    for batch in networks.batches(name)[which]:
+        trained.compute(networks.part(batch, index, count, CASES[case][2]))
+        assert trained.update().committed
+
+
+def weights(trained: Any) -> dict[str, Tensor]:
+    return {key: value.detach().clone() for key, value in trained.state_dict()["model"].items()}
+
+
+def apart(left: dict[str, Tensor], right: dict[str, Tensor], comm: Group) -> float:
+    """Only the first member has whole weights."""
+    return difference(left, right) if comm.index == 0 else 0.0
+
+
+@functools.cache
+def alone(name: str, case: str) -> dict[str, Tensor]:
+    trained = built(networks.task(name), case)
+    go(trained, name, case, None, slice(20))
+    return weights(trained)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "mesh", [{"sharded": 2}, {"sharded": 4}, {"data": 2, "sharded": 2}], ids=str
+)
+def test_ends_on_the_weights_of_one_process(level: str, mesh: dict[str, int]) -> None:
+    jobs = JOBS if mesh == {"sharded": 2} else FEWER
+    expected = {job: alone(*job) for job in jobs}
+
+    def work(group: Group) -> dict[str, float]:
+        found = {}
+        for name, case in jobs:
+            trained = built(networks.task(name), case, group, arranged(level, mesh))
+            go(trained, name, case, group, slice(20))
+            found[f"{name}, {case}"] = apart(weights(trained), expected[name, case], group)
+        return found
+
+    count = mesh["sharded"] * mesh.get("data", 1)
+    found = members.run(count, work)
+    limit = {job: 1e-9 if job.startswith("cnn64") else 1e-5 for job in found}
+    assert all(found[job] <= limit[job] for job in found), found
+
+
+CASE = "adam, clipped, accumulated"
+
+
+def test_what_was_saved_at_one_level_goes_on_at_another_and_alone() -> None:
+    expected = alone("gpt", CASE)
+    task = networks.task("gpt")
+    first = built(task, CASE)
+    go(first, "gpt", CASE, None, slice(0, 3))
+    early = first.state_dict()
+
+    def work(group: Group) -> list[float]:
+        state, start = early, 3
+        for level in (*LEVELS, "optimizer"):
+            trained = built(task, CASE, group, arranged(level))
+            trained.load_state_dict(shared(state, group))
+            go(trained, "gpt", CASE, group, slice(start, start + 4))
+            state, start = trained.state_dict(), start + 4
+        if group.index:
+            return []
+        last = built(task, CASE)
+        last.load_state_dict(state)
+        go(last, "gpt", CASE, None, slice(start, 20))
+        kept = last.state_dict()["optimizer"]
+        assert kept["state"].keys() == early["optimizer"]["state"].keys()
+        return [difference(weights(last), expected)]
+
+    assert max(members.run(3, work)) <= 1e-5
+
+
+def shared(state: dict[str, Any], group: Group) -> dict[str, Any]:
+    """A checkpoint as every member reads it: as the first one wrote it."""
+    folder = group.collective()
+    names = [(n, k) for n, held in state["optimizer"]["state"].items() for k in held]
+    model, kept = dict(state["model"]), {n: {} for n, _ in names}  # type: ignore[var-annotated]
+    reference = networks.MODELS["gpt"]().state_dict()
+    sizes = dict(networks.MODELS["gpt"]().named_parameters())
+    for name, like in reference.items():
+        model[name] = model[name].detach().clone() if group.index == 0 else torch.zeros_like(like)
+        folder.broadcast_([model[name]])
+    for name in sizes:
+        held = state["optimizer"]["state"][name]
+        for key in ("exp_avg", "exp_avg_sq"):
+            whole = held[key].clone() if group.index == 0 else torch.zeros_like(sizes[name])
+            folder.broadcast_([whole.detach()])
+            kept[name][key] = whole.detach()
+        kept[name]["step"] = held["step"]
+    optimizer = {**state["optimizer"], "state": kept}
+    return {**state, "model": model, "optimizer": optimizer}
+
+
+def odd_model() -> nn.Module:
+    """Used, frozen, unused and tied layers; some have fewer values than there are members."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.used = nn.Linear(6, 5)
+            self.frozen = nn.Linear(5, 5).requires_grad_(False)
+            self.unused = nn.Linear(3, 3)
+            self.scale = nn.Parameter(torch.ones(1))
+            self.tied = nn.Linear(5, 5)
+            self.tied.weight = nn.Parameter(torch.eye(5))
+            self.again = nn.Linear(5, 5)
+            self.again.weight = self.tied.weight
+            self.last = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.tied(self.frozen(self.used(x))))
+            return self.last(self.again(x)) * self.scale  # type: ignore[no-any-return]
+
+    return Odd()
+
+
+def test_frozen_unused_tied_and_tiny_parameters_are_trained_as_alone() -> None:
+    task = networks.task("mlp")
+    task.model = odd_model
+    single = built(task, "penalised")
+    go(single, "mlp", "penalised", None, slice(6))
+    expected, before = weights(single), odd_model().state_dict()
+    state = single.state_dict()["optimizer"]["state"].keys()
+
+    def work(group: Group) -> dict[str, list[float]]:
+        found = {}
+        for level in LEVELS:
+            trained = built(task, "penalised", group, arranged(level))
+            go(trained, "mlp", "penalised", group, slice(6))
+            assert trained.state_dict()["optimizer"]["state"].keys() == state
+            mine = weights(trained)
+            found[level] = [apart(mine, expected, group)]
+            if group.index == 0:
+                same = {name for name in mine if torch.equal(mine[name], before[name])}
+                assert same == {
+                    f"{n}.{k}" for n in ("frozen", "unused") for k in ("weight", "bias")
+                }
+        return found
+
+    found = members.run(4, work)
+    assert max(max(values) for values in found.values()) <= 1e-5, found
+
+
+def test_figures_are_those_of_all_members_and_every_sample_counts_once() -> None:
+    batch = networks.batches("mlp")[0]
+    single = strategy("single", networks.task("mlp"))
+    expected = single.compute([batch], backward=False)
+    single.compute([batch])
+    update = single.update()
+
+    def work(group: Group) -> list[list[float]]:
+        found = []
+        for level in LEVELS:
+            trained = built(networks.task("mlp"), "plain", group, arranged(level))
+            few, rest = cut(batch, [2, 10])
+            looked = [networks.part(few, group.index, 3), networks.part(rest, group.index, 3)]
+            seen = [trained.compute(micro, backward=False) for micro in looked]
+            loss_sum = torch.stack([stats.loss_sum for stats in seen]).sum()
+            total = trained.total(Stats(loss_sum, sum(stats.weight for stats in seen), {}))
+            group.asked = Ask.SIGNAL if group.index == 1 else Ask.NOTHING
+            trained.compute(networks.part(batch, group.index, group.count))
+            done = trained.update()
+            figures = [float(total.loss_sum), total.weight]
+            found.append([*figures, done.loss_sum, done.weight, done.asked, done.peers])
+        return found
+
+    for found in members.run(3, work):
+        figures = [float(expected.loss_sum), 12, update.loss_sum, 12, Ask.SIGNAL, 3]
+        assert found == pytest.approx(figures, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_an_update_that_is_not_finite_in_one_member_is_refused_by_all(name: str) -> None:
+    def work(group: Group) -> list[str]:
+        found = []
+        for level in LEVELS:
+            trained = built(networks.task(name), "plain", group, arranged(level))
+            batch = dict(networks.part(networks.batches(name)[0], group.index, group.count)[0])
+            if group.index == 1:
+                batch["x"] = torch.full_like(batch["x"], float("nan"))  # type: ignore[arg-type]
+            before = weights(trained)
+            trained.compute([batch])
+            with pytest.raises(NonFiniteError) as caught:
+                trained.update()
+            assert apart(weights(trained), before, group) == 0
+            go(trained, name, "plain", group, slice(1, 2))
+            found.append(str(caught.value))
+        return found
+
+    for message in members.run(2, work):
+        assert "step 1: the loss is nan: input column 'x' is not finite (member 1)" in message
+
+
+def test_a_layer_whose_gradient_is_not_finite_is_named() -> None:
+    def root(output: Tensor, _batch: object) -> tuple[Tensor, float]:
+        return (output - output.detach()).abs().sqrt().sum(), 1.0  # finite, its slope is not
+
+    def work(group: Group) -> list[str]:
+        found = []
+        for level in LEVELS:
+            trained = built(Task(networks.MODELS["mlp"], root), "plain", group, arranged(level))
+            trained.compute(networks.part(networks.batches("mlp")[0], group.index, group.count))
+            with pytest.raises(NonFiniteError) as caught:
+                trained.update()
+            found.append(str(caught.value))
+        return found
+
+    for message in members.run(2, work):
+        assert "the gradient of layer '0.0.weight' is not finite" in message
+
+
+def test_half_precision_and_recomputing_train() -> None:
+    def work(group: Group) -> list[float]:
+        found = []
+        for level in LEVELS:
+            for precision in ("bf16", "fp16"):
+                trained = strategy(
+                    "sharded",
+                    networks.task("gpt"),
+                    optimizer=ADAM,
+                    precision=precision,
+                    recompute=precision == "bf16",
+                    comm=group,
+                    parallel=arranged(level),
+                )
+                losses = []
+                for batch in networks.batches("gpt", count=1) * 12:
+                    trained.compute(networks.part(batch, group.index, group.count))
+                    done = trained.update()
+                    losses += [done.loss_sum] * done.committed  # fp16 finds its scale first
+                found.append(losses[-1] / losses[0])
+        return found
+
+    assert max(members.run(2, work)) < 0.95
+
+
+def test_the_inspector_sees_the_norms_of_whole_gradients() -> None:
+    class Look:
+        def __init__(self) -> None:
+            self.norms: dict[str, float] = {}
+
+        def due(self, _version: int) -> bool:
+            return True
+
+        def inspect(self, _version: int, weights: Any, grads: Any) -> None:
+            assert weights.keys() == grads.keys()
+            self.norms = {name: float(grad.norm()) for name, grad in grads.items()}
+
+    def looked(trained: Any, comm: Group | None) -> dict[str, float]:
+        trained._inspector = look = Look()
+        go(trained, "mlp", "plain", comm, slice(1))
+        return look.norms
+
+    expected = looked(built(networks.task("mlp"), "plain"), None)
+
+    def work(group: Group) -> list[dict[str, float]]:
+        made = [built(networks.task("mlp"), "plain", group, arranged(level)) for level in LEVELS]
+        return [looked(trained, group) for trained in made]
+
+    for found in members.run(2, work):
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_cannot_be_divided_or_does_not_fit_is_refused() -> None:
+    task = networks.task("mlp")
+    task.optimizer = lambda parameters: torch.optim.Adafactor(parameters)
+
+    def work(group: Group) -> list[str]:
+        found = []
+        for level in LEVELS:
+            with pytest.raises(TaskError, match="Adafactor cannot be divided among members"):
+                built(task, "plain", group, arranged(level))
+            trained = built(networks.task("mlp"), "plain", group, arranged(level))
+            go(trained, "mlp", "plain", group, slice(1))
+            state = trained.state_dict()
+            model = {name: torch.zeros(9, 9) for name in networks.MODELS["mlp"]().state_dict()}
+            for wrong in (model, {"other": torch.zeros(1)}):
+                with pytest.raises(CheckpointError, match="does not fit the model"):
+                    trained.load_state_dict({**state, "model": wrong})
+            bad = {name: {"momentum_buffer": torch.zeros(9, 9)} for name in trained._names}
+            whole = {"state": bad, "groups": state["optimizer"]["groups"]}
+            with pytest.raises(CheckpointError, match=r"is \(9, 9\), but the parameter is"):
+                trained._load_optimizer_state(whole)
+            found.append(level)
+        return found
+
+    assert members.run(2, work) == list(LEVELS)
+
+
+def test_batch_norm_of_ones_own_samples_is_as_in_all_reduce() -> None:
+    sync = SyncSection(batch_norm="local")
+
+    def work(group: Group) -> list[float]:
+        reference = strategy(
+            "all_reduce",
+            networks.task("cnn64"),
+            optimizer=MOMENTUM,
+            comm=group,
+            parallel=Parallel(sync=sync),
+        )
+        micros = [
+            networks.part(batch, group.index, group.count)
+            for batch in networks.batches("cnn64", count=5)
+        ]
+        steps(reference, micros)
+        found = []
+        for level in LEVELS:
+            parallel = Parallel(sync=sync, sharded=ShardedSection(level=level))
+            trained = built(networks.task("cnn64"), "plain", group, parallel)
+            steps(trained, micros)
+            found.append(apart(weights(trained), weights(reference), group))
+        return found
+
+    assert max(members.run(4, work)) <= 1e-9
