@@ -102,8 +102,8 @@ def same_work(work: Work, losses: dict[str, float]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", type=_names(WORKS), default=CLAIMED, metavar=",".join(WORKS))
-    parser.add_argument("--peers", type=_names(PEERS), default=PEERS, metavar=",".join(PEERS))
+    parser.add_argument("--only", type=names(WORKS), default=CLAIMED, metavar=",".join(WORKS))
+    parser.add_argument("--peers", type=names(PEERS), default=PEERS, metavar=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, help="timed steps per round")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
@@ -115,7 +115,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
+def names(known: Collection[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := [name for name in names if name not in known]:

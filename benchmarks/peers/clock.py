@@ -21,20 +21,20 @@ class Clock:
         self._steps = steps
         self._now = now
         self._count = 0
-        self._began = 0.0
-        self._ended = 0.0
+        self.began = 0.0
+        self.ended = 0.0
 
     def tick(self) -> bool:
         """Count one step; true when there is nothing more to train."""
         self._count += 1
         if self._count == self._warmup:
-            self._began = self._now()
+            self.began = self._now()
         elif self._count == self.total:
-            self._ended = self._now()
+            self.ended = self._now()
         return self._count >= self.total
 
     @property
     def rate(self) -> float:
         """Steps per second."""
-        assert self._began < self._ended, f"saw {self._count} of {self.total} steps"
-        return self._steps / (self._ended - self._began)
+        assert self.began < self.ended, f"saw {self._count} of {self.total} steps"
+        return self._steps / (self.ended - self.began)

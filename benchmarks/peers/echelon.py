@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import echelon
+from echelon.core.protocols import Observer
 
 from .clock import Clock
 from .work import DECAY, LOG_EVERY, LR, SEED, Work, loss_after
 
 
-def train(work: Work, clock: Clock) -> float:
+def train(
+    work: Work, clock: Clock, *, observers: Sequence[Observer] = (), **settings: Any
+) -> float:
     def forward(model: nn.Module, batch: Any) -> Any:
         clock.tick()
         return model(batch["x"])
@@ -37,5 +41,7 @@ def train(work: Work, clock: Clock) -> float:
             track={"folder": folder, "every": LOG_EVERY, "report": False},
             checkpoint={"every": "never"},
             evaluate={"every": "never"},
+            observers=observers,
+            **settings,
         )
     return loss_after(work, result.model)

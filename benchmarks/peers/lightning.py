@@ -38,12 +38,13 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         return optimizer(self.model)
 
 
-def train(work: Work, clock: Clock) -> float:
+def train(work: Work, clock: Clock, devices: int = 1) -> float:
     module = Module(work, clock)
     with tempfile.TemporaryDirectory() as folder:
         trainer: Any = lightning.Trainer(
             accelerator="cpu",
-            devices=1,
+            devices=devices,
+            strategy="ddp" if devices > 1 else "auto",
             max_steps=clock.total,
             max_epochs=-1,
             enable_checkpointing=False,

@@ -9,19 +9,21 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import IO
 
 LINES_COLUMNS = (40, 120)
 
 
 @contextmanager
-def screen() -> Iterator[None]:
-    """Everything written inside, by whatever way, goes to a pseudo-terminal and is thrown away."""
+def screen(keep: IO[bytes] | None = None) -> Iterator[None]:
+    """Everything written inside, by whatever way, goes to a pseudo-terminal, and from there into
+    the file `keep` or nowhere."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, LINES_COLUMNS)
     with ExitStack() as stack:
         # A process of its own reads what is drawn: a thread would take the interpreter's lock.
         reader = subprocess.Popen(
-            ["cat"], stdin=master, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["cat"], stdin=master, stdout=keep or subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         os.close(master)
         stack.callback(reader.wait)
