@@ -10,6 +10,7 @@ Through torch's gloo group; what is on a GPU goes by way of the host's memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
+
+
+_GLOO = re.compile(r"^\[\S*\] ")  # the line of its own source that it begins with
 
 
 class Form(NamedTuple):
@@ -106,5 +110,5 @@ class Line:
             return call()
         except RuntimeError as error:
             who = "a neighbour" if member is None else f"the member at place {member}"
-            line = str(error).partition("\n")[0]
-            raise PeerError(f"{who} of the pipeline is gone or does not answer ({line})") from None
+            said = _GLOO.sub("", str(error)).partition(". ")[0].partition("\n")[0]
+            raise PeerError(f"{who} of the pipeline is gone or does not answer ({said})") from None

@@ -14,17 +14,22 @@ from echelon.core.errors import TaskError
 
 
 class Stage:
-    """Keeps what backward needs, per micro-batch, from forward on."""
+    """Keeps what backward needs, per micro-batch, from forward on.
+
+    `start` is its first layer's number in the chain; `draw(layer, micro)` prepares random numbers.
+    """
 
     def __init__(
         self,
         index: int,
+        start: int,
         layers: Sequence[nn.Module],
         autocast: Callable[[], AbstractContextManager[object]],
+        draw: Callable[[int, int], None],
     ) -> None:
         self.index = index
-        self._layers = tuple(layers)
-        self._autocast = autocast
+        self._layers = tuple(enumerate(layers, start))
+        self._autocast, self._draw = autocast, draw
         self.trained = [p for p in nn.ModuleList(layers).parameters() if p.requires_grad]
         self._inputs: dict[int, Any] = {}
         self._outputs: dict[int, Tensor] = {}
@@ -37,7 +42,9 @@ class Stage:
                 x = x.requires_grad_()
             self._inputs[micro] = x
         with self._autocast():
-            for layer in self._layers:
+            for number, layer in self._layers:
+                if learning:
+                    self._draw(number, micro)
                 x = layer(x)
         return x
 

@@ -21,6 +21,7 @@ from echelon.core.task import Task
 from echelon.core.types import Shard
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.pipeline.decide import decide
+from echelon.strategy.pipeline.draws import Draws
 from echelon.strategy.pipeline.holders import (
     Places,
     SharedGradients,
@@ -78,8 +79,13 @@ class Staged(Synchronous):
         layers = [[self.model.get_submodule(n) for n in names] for names in cut.stages]
         axes = {"data": self.shard.count, "pipeline": self._places}
         self._line = Line(self._comm.mesh(axes).get_group("pipeline"))
+        self._draws = Draws(device)
         self._runner = Runner(
-            [Stage(at, own, self._autocast) for at, own in enumerate(layers) if self._holds(at)],
+            [
+                Stage(at, start, own, self._autocast, self._draws.begin)
+                for at, (start, own) in enumerate(zip(cut.starts, layers, strict=True))
+                if at % self._places == self._at
+            ],
             [names[-1] for names in cut.stages],
             self._places,
             self._line,
@@ -87,9 +93,6 @@ class Staged(Synchronous):
         )
         self._stage_count = len(layers)
         return [(at % self._places, layer) for at, own in enumerate(layers) for layer in own]
-
-    def _holds(self, stage: int) -> bool:
-        return stage % self._places == self._at
 
     def _optimizer(self) -> Optimizer:
         return self._own_optimizer

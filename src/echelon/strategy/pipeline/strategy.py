@@ -12,8 +12,7 @@ theirs together, unless `sync.batch_norm` is local; the running figures are then
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,8 +49,8 @@ class Pipeline(Staged):
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
         self._micro, self._loss_sum, self._weight = micro, torch.zeros(()), 0.0
-        with self._own_draws():
-            for part in self._cut_up(micro, backward):
+        for at, part in enumerate(self._cut_up(micro, backward)):
+            with self._draws.during(self.version, self._replica, at):
                 self._learn(part)
         return Stats(self._loss_sum, self._weight, {})
 
@@ -73,8 +72,8 @@ class Pipeline(Staged):
         padded = [*micro, *[self._empty] * (self._numerics.micro - len(micro))]
         sizes = torch.tensor([size(batch) for batch in padded])
         self._replicas.sum_(sizes)
-        pairs = zip(padded, (sizes // self.shard.count).tolist(), strict=True)
-        return [pieces(batch, self._how_many(samples)) for batch, samples in pairs]
+        pairs = [(b, total) for b, total in zip(padded, sizes.tolist(), strict=True) if total]
+        return [pieces(b, self._how_many(total // self.shard.count)) for b, total in pairs]
 
     def _how_many(self, samples: int) -> int:
         return how_many(samples, self._places, self._parallel.pipeline.micro)
@@ -116,17 +115,6 @@ class Pipeline(Staged):
         for part in self._cut_up(micro, learning=False):
             self._look(part, end)
         return Stats(seen.loss_sum, seen.weight, seen.totals)
-
-    @contextmanager
-    def _own_draws(self) -> Iterator[None]:
-        """Dropout draws other numbers in every stage and replica, and the same in a resumed run."""
-        generator = _generator(self._numerics.device)
-        before = generator.get_state()
-        generator.manual_seed(_mixed(generator.initial_seed(), self.version, self._comm.index))
-        try:
-            yield
-        finally:
-            generator.set_state(before)
 
     def _meet(self) -> Met:
         for shared in self._shared:
@@ -178,18 +166,3 @@ class Pipeline(Staged):
         if self._places == 1:
             return self._forward(model, batch)
         return self._look(pieces(batch, self._how_many(size(batch))), lambda output, _: output)
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The one that layers draw from. (torch.manual_seed would note a stack trace at each step.)"""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
-
-
-def _mixed(*numbers: int) -> int:
-    """One seed from several numbers."""
-    seed = 0
-    for number in numbers:
-        seed = ((seed ^ number) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**63
-    return seed
