@@ -36,7 +36,8 @@ _WORDS = PAGE // 8
 _ROWS = 1024 // 8  # where the rows begin, in words
 UPDATES = 2  # shelves 0 and 1 hold rows of meetings, 2 and 3 of a gradient sum's updates
 
-_SPINS = 300  # about 15 µs: less than it takes to be woken
+# To yield at once is as quick as to spin where a core is free for every member, and three times as
+# quick where members outnumber cores or others are at work on them.
 _YIELD = 0.001  # seconds of giving the core away before sleeping
 _SLEEP = 0.05  # of the time waited so far,
 _LONGEST = 0.0005  # but at most so many seconds
@@ -59,8 +60,6 @@ class Board:
         self._all = [[page + column * _LINE for page in pages] for column in range(5)]
         self._others = [cells[:index] + cells[index + 1 :] for cells in self._all]
         self._rows = [[page + _ROWS + shelf * MOST_VALUES for page in pages] for shelf in range(4)]
-        crowded = len(os.sched_getaffinity(0)) < self.count
-        self._spins = 0 if crowded else _SPINS
         self._ticket = 0
         self._error: PeerError | None = None
 
@@ -115,9 +114,6 @@ class Board:
 
     def _linger(self, column: int, cell: int, goal: int, what: str) -> None:
         words = self._words
-        for _ in range(self._spins):
-            if words[cell] >= goal:
-                return
         looked = start = time.monotonic()
         while words[cell] < goal:
             now = time.monotonic()
