@@ -123,7 +123,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, L, D = x.shape
-        q, k, v = self.qkv(x).view(B, L, 3, self.heads, D // self.heads).unbind(2)
+        qkv, K = self.qkv(x), D // self.heads
+        H = qkv.shape[-1] // (3 * K)  # all heads, or those of them that lie here
+        q, k, v = qkv.view(B, L, 3, H, K).unbind(2)
         y_BHLK = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -131,7 +133,7 @@ class Attention(nn.Module):
             dropout_p=self.dropout.p if self.training else 0.0,
             is_causal=True,
         )
-        y: Tensor = self.dropout(self.out(y_BHLK.transpose(1, 2).reshape(B, L, D)))
+        y: Tensor = self.dropout(self.out(y_BHLK.transpose(1, 2).reshape(B, L, H * K)))
         return y
 
 

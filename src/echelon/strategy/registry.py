@@ -24,6 +24,7 @@ _ROWS = {
     "pipeline": Row("pipeline", "Pipeline", "pipeline"),
     "all_reduce": Row("all_reduce", "AllReduce", "data"),
     "sharded": Row("sharded", "Sharded", "sharded"),
+    "tensor": Row("tensor", "Tensor", "tensor"),
 }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from echelon.comm.interface import Collective
 from echelon.core.errors import TaskError
-from echelon.strategy.sharded.pieces import Piece, by_name, gathered
+from echelon.strategy.sharded.pieces import Piece
 
 # Their step treats every value by itself, so a part of a parameter is stepped like the whole.
 # Exact types: a subclass may do anything.
@@ -34,14 +34,35 @@ _SINGLE = ("step", "mu_product", "eta", "mu")
 """What these keep once for a parameter as a whole, not for every value."""
 
 
-def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
-    """Let it hold this member's parts in place of whole parameters."""
+class Divided(Protocol):
+    """A parameter of which every member has a part."""
+
+    @property
+    def name(self) -> str: ...
+
+    def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
+        """The part of a whole that belongs to member `index`."""
+        ...
+
+
+Kind = TypeVar("Kind", bound=Divided)
+Gather = Callable[[Sequence[Kind], Sequence[Tensor], Collective], Iterator[Tensor]]
+"""Parts → wholes, one after the other."""
+
+
+def check_divisible(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that would step a part of a parameter otherwise than the whole."""
     if type(optimizer) not in ELEMENTWISE:
         known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
         raise TaskError(
             f"optimizer {type(optimizer).__name__} cannot be divided among members: it is not "
             f"known to treat every value by itself; use strategy all_reduce, or one of {known}"
         )
+
+
+def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
+    """Let it hold this member's parts in place of whole parameters."""
+    check_divisible(optimizer)
     kept = dict(optimizer.state)
     optimizer.state.clear()
     for group in optimizer.param_groups:
@@ -53,7 +74,7 @@ def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int)
 
 
 def whole_state(
-    local: dict[str, Any], pieces: Sequence[Piece], group: Collective
+    local: dict[str, Any], pieces: Sequence[Kind], group: Collective, gather: Gather[Kind]
 ) -> dict[str, Any]:
     """Named state of the parts → of the wholes. Complete on the group's first member only.
 
@@ -61,15 +82,16 @@ def whole_state(
     parameter is empty keeps empty state for it.
     """
     state: dict[str, dict[str, Any]] = {name: dict(held) for name, held in local["state"].items()}
-    known = by_name(pieces)
+    known = {piece.name: piece for piece in pieces}
     divided = [
         (name, key)
         for name, held in state.items()
+        if name in known
         for key, value in held.items()
         if _is_divided(key, value)
     ]
     parts = [state[name][key] for name, key in divided]
-    wholes = gathered([known[name] for name, _ in divided], parts, group)
+    wholes = gather([known[name] for name, _ in divided], parts, group)
     for (name, key), whole in zip(divided, wholes, strict=True):
         if group.index == 0:
             state[name][key] = whole
@@ -78,9 +100,9 @@ def whole_state(
     return {"state": state, "groups": local["groups"]}
 
 
-def own_state(saved: dict[str, Any], pieces: Sequence[Piece], index: int) -> dict[str, Any]:
+def own_state(saved: dict[str, Any], pieces: Sequence[Divided], index: int) -> dict[str, Any]:
     """Named state of the wholes → of this member's parts. What does not fit is left to others."""
-    known = by_name(pieces)
+    known = {piece.name: piece for piece in pieces}
     if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
         return saved
     state = {
@@ -94,7 +116,7 @@ def _is_divided(key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and key not in _SINGLE
 
 
-def _cut(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _cut(piece: Divided, state: Mapping[str, Any], index: int) -> dict[str, Any]:
     what = f"optimizer state of {piece.name!r}: "
     return {
         key: piece.cut(value, index, what=what + key) if _is_divided(key, value) else value

@@ -15,7 +15,7 @@ from echelon.optim import Stepper
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.sharded.axes import sharded_group
 from echelon.strategy.sharded.optimizer import divide, own_state, whole_state
-from echelon.strategy.sharded.pieces import in_row
+from echelon.strategy.sharded.pieces import gathered, in_row
 from echelon.strategy.sharded.slabs import Slabs
 from echelon.strategy.synchronous import Met
 
@@ -64,7 +64,7 @@ class OptimizerLevel(AllReduce):
             self._slabs.share(self._shards)
 
     def _optimizer_state(self) -> dict[str, Any]:
-        return whole_state(super()._optimizer_state(), self._slabs.pieces, self._shards)
+        return whole_state(super()._optimizer_state(), self._slabs.pieces, self._shards, gathered)
 
     def _load_optimizer_state(self, state: dict[str, Any]) -> None:
         pieces = self._slabs.pieces

@@ -136,7 +136,7 @@ class ParametersLevel(Divided, AllReduce):
                     piece.local.copy_(piece.cut(whole, self._shards.index, what=name))
 
     def _optimizer_state(self) -> dict[str, Any]:
-        return whole_state(super()._optimizer_state(), self._trained, self._shards)
+        return whole_state(super()._optimizer_state(), self._trained, self._shards, gathered)
 
     def _load_optimizer_state(self, state: dict[str, Any]) -> None:
         super()._load_optimizer_state(own_state(state, self._trained, self._shards.index))

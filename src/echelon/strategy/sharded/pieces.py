@@ -6,7 +6,7 @@ a sharded group; some may be empty. What an optimizer keeps for a parameter is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,3 @@ def _loads(pieces: Sequence[Piece], parts: Sequence[Tensor]) -> Iterator[list[in
         used += size
     if chosen:
         yield chosen
-
-
-def by_name(pieces: Sequence[Piece]) -> Mapping[str, Piece]:
-    return {piece.name: piece for piece in pieces}
