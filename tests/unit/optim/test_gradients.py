@@ -107,6 +107,11 @@ def test_the_norm_of_half_precision_is_added_up_in_single() -> None:
     assert float(global_norm([torch.full((4,), 300.0, dtype=torch.float16)])) == 600.0
 
 
+def test_the_norm_of_a_large_gradient_loses_no_digits() -> None:
+    grads = [torch.full((2_000_000,), 0.1), torch.full((2000, 1000), 0.1).t()]
+    assert float(global_norm(grads)) == pytest.approx(200.0, rel=1e-6)
+
+
 def test_the_norm_of_nothing_is_zero() -> None:
     assert float(global_norm([])) == 0.0
 
