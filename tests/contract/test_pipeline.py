@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,3 +216,38 @@ def test_loss_weight_and_wishes_to_stop_are_those_of_all_members() -> None:
     one.compute([batches("mlp")[0]])
     assert (weight, asked, peers) == (12, Ask.SIGNAL, 2)
     assert loss_sum == pytest.approx(one.update().loss_sum, rel=1e-6)
+
+
+class Noting:
+    """An inspector that remembers the norms of what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float, float]] = []
+
+    def due(self, version: int) -> bool:
+        return version == 2
+
+    def inspect(
+        self, version: int, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+    ) -> None:
+        assert version == 2
+        self.seen = [(n, float(w.norm()), float(grads[n].norm())) for n, w in weights.items()]
+
+
+def test_the_first_member_is_shown_the_layers_of_all() -> None:
+    def noted(built: Strategy) -> list[list[Any]]:
+        built._inspector = noting = Noting()  # type: ignore[attr-defined]
+        steps(built, batches("gpt", 2))
+        return [list(line) for line in noting.seen]
+
+    expected = noted(strategy("single", task("gpt")))
+    for data in (1, 2):
+        work = partial(_built_and_noted, noted, data)
+        found = members.run(2 * data, work)
+        assert [name for name, *_ in found] == [name for name, *_ in expected]
+        for (_, *mine), (_, *other) in zip(found, expected, strict=True):
+            assert mine == pytest.approx(other, rel=1e-4)
+
+
+def _built_and_noted(noted: Callable[[Strategy], Any], data: int, group: Group) -> Any:
+    return noted(piped(group, task("gpt"), data=data))

@@ -50,6 +50,7 @@ class Staged(Synchronous):
         mesh = self._parallel.mesh
         self._places = mesh.get("pipeline", 1) if mesh else comm.count
         self._replica, self._at = divmod(comm.index, self._places)
+        self.whole = self._places == 1
         self.shard = Shard(self._replica, comm.count // self._places)
         if self._numerics.compile and self._places > 1:
             raise ConfigError(

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from echelon.core.errors import TaskError
+from echelon.core.protocols import Inspector
 from echelon.core.types import Batch, Stats
 from echelon.data.batch import emptied, size
 from echelon.optim import gradients
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.pipeline.entrance import entrance
 from echelon.strategy.pipeline.fault import explain
+from echelon.strategy.pipeline.norms import all_norms
 from echelon.strategy.pipeline.pieces import how_many, pieces
 from echelon.strategy.pipeline.plan import forward_plan, plan
 from echelon.strategy.pipeline.runner import End
@@ -133,18 +135,22 @@ class Pipeline(Staged):
     def _clip(self) -> None:
         clip, grads = self._numerics.clip, self._grads()
         if clip.norm is not None:
-            (squares,) = self._world.sum([float(gradients.global_norm(self._counted())) ** 2])
+            mine = [p.grad for p in self._firsts().values() if p.grad is not None]
+            (squares,) = self._world.sum([float(gradients.global_norm(mine)) ** 2])
             if (factor := gradients.clip_factor(squares**0.5, clip.norm)) < 1 and grads:
                 torch._foreach_mul_(grads, factor)
         elif clip.value is not None:
             gradients.clip_value_(grads, clip.value)
 
-    def _counted(self) -> list[Tensor]:
-        """The gradients that are this member's to count, where several have the same."""
-        if self._replica:
-            return []
-        first = [p for p in self._parameters if self._holders[p][0] == self._at]
-        return [p.grad for p in first if p.grad is not None]
+    def _firsts(self) -> dict[str, nn.Parameter]:
+        """The parameters that are this member's to count, where several hold the same."""
+        pairs = [] if self._replica else zip(self._names, self._parameters, strict=True)
+        return {name: p for name, p in pairs if self._holders[p][0] == self._at}
+
+    def _inspect(self, inspector: Inspector) -> None:
+        """Everybody's layers: whoever is told of them sits at member 0."""
+        weights, grads = all_norms(self._world, self._all_names, self._firsts())
+        inspector.inspect(self.version + 1, weights, grads)
 
     def _applied(self) -> None:
         factor = self._schedule.factor(self.version)
