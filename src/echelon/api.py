@@ -10,7 +10,7 @@ from echelon.cluster.start import start
 from echelon.core.config import job_from
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
-from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run
+from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, rearranged
 from echelon.strategy import check as check_strategy
 from echelon.task import anchored, check_python, load_task
 from echelon.task import check as check_task
@@ -40,7 +40,10 @@ def train(
     if resume is not None:
         known = load_run((settings.get("track") or {}).get("folder", "runs"), resume)
         values = _merged(known.job.model_dump(mode="json"), settings)
-    values |= {key: value for key, value in given.items() if value is not None}
+    said = {key: value for key, value in given.items() if value is not None}
+    if known is not None:
+        values |= rearranged([*said, *settings]) | {k: settings[k] for k in settings if k == "mesh"}
+    values |= said
     if isinstance(task, Task):
         job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy, check_python])
     else:
