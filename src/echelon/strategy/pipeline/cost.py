@@ -36,6 +36,7 @@ def measure(
             y, again = _timed(layer, x, autocast)
             seconds = min(seconds, again)
         costs.append(Cost(seconds, _passing(y)))
+        layer.zero_grad(set_to_none=True)
         x = y.detach() if isinstance(y, Tensor) else y
     return costs
 

@@ -78,7 +78,7 @@ def _chosen(
     model: nn.Module, task: Task, section: PipelineSection, stages: int, autocast: Autocast
 ) -> Cut:
     with traceless(model):
-        batch = _first_samples(task, next(model.parameters()).device)
+        batch = first_samples(task, SAMPLES, next(model.parameters()).device)
         layers = find_layers(model, lambda whole: task.forward(whole, batch))
         x = entrance(task.forward, batch)
         if len(layers) < stages:
@@ -93,10 +93,10 @@ def _chosen(
         return Cut(tuple(layers), tuple(balanced(costs, stages)))
 
 
-def _first_samples(task: Task, device: torch.device) -> Batch:
+def first_samples(task: Task, count: int, device: torch.device) -> Batch:
     if task.train is None or not len(task.train):
         raise TaskError("strategy 'pipeline' tries the model on training samples: there are none")
-    rows = torch.arange(min(SAMPLES, len(task.train)))
+    rows = torch.arange(min(count, len(task.train)))
     batch: Batch = to_device(task.train.gather(rows), device)
     return batch
 

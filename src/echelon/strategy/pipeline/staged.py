@@ -54,8 +54,8 @@ class Staged(Synchronous):
         self.shard = Shard(self._replica, comm.count // self._places)
         if self._numerics.compile and self._places > 1:
             raise ConfigError(
-                "compile: true does not go with strategy 'pipeline': a stage's backward is taken "
-                "apart, which compiled code does not allow",
+                "compile: true does not go with strategy 'pipeline': what is compiled is the whole "
+                "model, which no member has",
                 ("compile",),
             )
         super().setup(task, comm)
@@ -68,9 +68,11 @@ class Staged(Synchronous):
         self._own_optimizer = super()._optimizer()  # before anything is on the meta device
         self._group_names = _names_of_groups(self.model, self._own_optimizer)
         stages = [(0, self.model)] if self._places == 1 else self._cut()
-        self._holders = find_holders(self.model, stages)
-        elsewhere = [t for t, places in self._holders.items() if self._at not in places]
-        _forget(self._own_optimizer, set(elsewhere))
+        holders = find_holders(self.model, stages)
+        elsewhere = {t for t, places in holders.items() if self._at not in places}
+        # Nothing may refer to what is elsewhere any more: that is what frees its memory.
+        self._holders = {t: places for t, places in holders.items() if t not in elsewhere}
+        _forget(self._own_optimizer, elsewhere)
         make_meta(self.model, elsewhere)
 
     def _cut(self) -> list[tuple[int, nn.Module]]:

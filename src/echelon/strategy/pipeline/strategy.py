@@ -24,6 +24,7 @@ from echelon.core.types import Batch, Stats
 from echelon.data.batch import emptied, size
 from echelon.optim import gradients
 from echelon.strategy.batch_norm import synchronise, unsynchronise
+from echelon.strategy.pipeline.decide import first_samples
 from echelon.strategy.pipeline.entrance import entrance
 from echelon.strategy.pipeline.fault import explain
 from echelon.strategy.pipeline.norms import all_norms
@@ -38,6 +39,8 @@ from echelon.strategy.totals import total
 
 class Pipeline(Staged):
     """The members of the `pipeline` axis, and replicas of them along the `data` axis."""
+
+    _empty: Batch | None = None
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         if self._places == 1:
@@ -69,13 +72,17 @@ class Pipeline(Staged):
 
     def _cut_alike(self, micro: Sequence[Batch]) -> list[list[Batch]]:
         """As many pieces in every replica, if need be empty ones: batch norm sums over them all."""
-        if micro:
-            self._empty = emptied(micro[0])
-        padded = [*micro, *[self._empty] * (self._numerics.micro - len(micro))]
+        missing = self._numerics.micro - len(micro)
+        padded = [*micro, *[self._nothing()] * missing] if missing > 0 else micro
         sizes = torch.tensor([size(batch) for batch in padded])
         self._replicas.sum_(sizes)
         pairs = [(b, total) for b, total in zip(padded, sizes.tolist(), strict=True) if total]
         return [pieces(b, self._how_many(total // self.shard.count)) for b, total in pairs]
+
+    def _nothing(self) -> Batch:
+        if self._empty is None:
+            self._empty = emptied(first_samples(self._task, 1, self._numerics.device))
+        return self._empty
 
     def _how_many(self, samples: int) -> int:
         return how_many(samples, self._places, self._parallel.pipeline.micro)
