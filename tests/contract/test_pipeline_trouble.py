@@ -76,8 +76,9 @@ def test_half_precision_recomputing_and_dropout_train_alike_and_resume() -> None
             nn.Linear(16, 3),
         )  # fmt: skip
 
-    def half(group: Group, precision: str) -> float:
-        built, everything = piped(group, task("mlp"), precision=precision), networks.data("mlp")
+    def half(group: Group, precision: str, schedule: str) -> float:
+        built = piped(group, task("mlp"), schedule, precision=precision)
+        everything = networks.data("mlp")
         before = built.total(built.compute([dict(everything)], backward=False))
         for batch in batches("mlp", 40):
             built.compute([batch])
@@ -115,8 +116,8 @@ def test_half_precision_recomputing_and_dropout_train_alike_and_resume() -> None
 
     def work(group: Group) -> list[float]:
         return [
-            half(group, "bf16"),
-            half(group, "fp16"),
+            half(group, "bf16", "zero_bubble"),
+            half(group, "fp16", "1f1b"),
             recomputing(group, "1f1b"),
             recomputing(group, "zero_bubble"),
             *resumed(group),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from echelon.core.errors import TaskError
 from echelon.strategy.pipeline.draws import Draws
@@ -44,6 +46,11 @@ class Turned(nn.Module):
         return x.transpose(0, 1)
 
 
+def recomputed(layer: nn.Module) -> nn.Module:
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    return layer
+
+
 def chains() -> dict[str, list[nn.Module]]:
     torch.manual_seed(1)
     shared = nn.Linear(4, 4)
@@ -55,6 +62,7 @@ def chains() -> dict[str, list[nn.Module]]:
         "a view at the end": [nn.Linear(4, 3), Turned()],
         "a block": [block],
         "frozen": [nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)],
+        "recomputed": [recomputed(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))],
         "all frozen": [nn.Linear(4, 4).requires_grad_(False)],
     }
 
@@ -67,6 +75,12 @@ def test_backward_in_two_parts_is_backward(name: str) -> None:
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(one, other)
+
+
+def test_group_norm_with_channels_last_does_not_crash_backward_in_two_parts() -> None:
+    images = torch.randn(4, 4, 3, 3).to(memory_format=torch.channels_last)
+    whole, parts = (gradients([nn.GroupNorm(1, 4)], images, cut=cut) for cut in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))  # type: ignore[arg-type]
 
 
 def test_a_stage_is_not_asked_for_the_gradient_of_whole_numbers() -> None:

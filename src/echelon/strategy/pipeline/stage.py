@@ -31,6 +31,7 @@ class Stage:
         self._layers = tuple(enumerate(layers, start))
         self._autocast, self._draw = autocast, draw
         self.trained = [p for p in nn.ModuleList(layers).parameters() if p.requires_grad]
+        self._in_one = not all(_can_be_cut(m) for layer in layers for m in layer.modules())
         self._inputs: dict[int, Any] = {}
         self._outputs: dict[int, Tensor] = {}
         self._left: dict[int, Callable[[], None]] = {}
@@ -63,6 +64,9 @@ class Stage:
 
     def backward_input(self, micro: int, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input alone; those of the weights are left for later."""
+        if self._in_one:
+            self._left[micro] = _nothing
+            return self.backward(micro, gradient)
         x, y = self._inputs.pop(micro), self._outputs.pop(micro)
         if not (isinstance(x, Tensor) and x.requires_grad and y.requires_grad):
             self._left[micro] = lambda: _backward(y, gradient)
@@ -89,6 +93,19 @@ def one_tensor(y: Any, layer: str) -> Tensor:
             f"only one tensor can pass between stages"
         )
     return y
+
+
+def _can_be_cut(module: nn.Module) -> bool:
+    """Whether backward may go through it twice, for the input and for the weights.
+
+    torch's group norm crashes if only its weights are asked for and channels lie last in memory.
+    What recomputes would do so twice.
+    """
+    return not isinstance(module, nn.GroupNorm) and "forward" not in module.__dict__
+
+
+def _nothing() -> None:
+    """The weights have their gradients already."""
 
 
 def _backward(y: Tensor, gradient: Tensor | None) -> None:

@@ -162,7 +162,7 @@ class Staged(Synchronous):
 
 def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    return [[names[p] for p in group["params"] if p in names] for group in optimizer.param_groups]
 
 
 def _forget(optimizer: Optimizer, elsewhere: set[Tensor]) -> None:
