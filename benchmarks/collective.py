@@ -32,7 +32,7 @@ BESIDE = {"cnn": ["ddp_last"]}
 """Shown in the table alone: with what Echelon does for convolutions done by hand."""
 SUMS = "all_reduce"
 PARTS = [*CLAIMED, SUMS]
-STEPS = {"mlp": (180, 1800), "cnn": (6, 40), "gpt": (4, 20)}
+STEPS = {"mlp": (180, 1800), "cnn": (6, 40), "gpt": (4, 30)}
 """To warm up, and timed."""
 
 Ratios = dict[str, float | None]
