@@ -40,3 +40,5 @@ class ReduceScatter(Exchange):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_options: Any) -> None:
         self._group.sum_(input_tensor)
         output_tensor.copy_(input_tensor.chunk(self._group.count)[self._group.index])
+        # torch holds on to it, unread, until the next layer's gradients are there.
+        input_tensor.untyped_storage().resize_(0)

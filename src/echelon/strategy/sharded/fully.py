@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -24,8 +24,8 @@ from echelon.strategy.replica import blocks
 from echelon.strategy.sharded.exchange import AllGather, ReduceScatter
 from echelon.strategy.sharded.pieces import Piece
 
-UNIT = 4 << 20
-"""Bytes; a smaller part is not worth a collective of its own."""
+UNIT = 8 << 20
+"""Bytes; a larger layer is gathered by itself, a smaller one with what is around it."""
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, group: Collective | None) -> None:
@@ -47,10 +47,16 @@ def units(model: nn.Module) -> list[nn.Module]:
     chosen: list[nn.Module] = []
     for block in blocks(model):
         if block is not model:
-            chosen += [child for child in block.children() if _bytes(child) >= UNIT]
-            chosen.append(block)
+            chosen += [*_large_parts(block), block]
     uses = Counter(parameter for _, parameter in _all_parameters(model))
     return [unit for unit in chosen if _is_callable(unit) and _is_apart(unit, uses)]
+
+
+def _large_parts(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if sum(parameter.nbytes for parameter in child.parameters()) >= UNIT:
+            yield from _large_parts(child)
+            yield child
 
 
 def _all_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
@@ -125,7 +131,3 @@ def _piece(name: str, parameter: nn.Parameter, group: Collective) -> Piece:
     start, stop = ranges[group.index]
     assert here.numel() == stop - start, f"{name!r}: {here.numel()} values in {start}:{stop}"
     return Piece(name, parameter.shape, parameter.stride(), ranges, here)
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())

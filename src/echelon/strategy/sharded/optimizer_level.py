@@ -14,6 +14,7 @@ from echelon.comm.interface import Collective
 from echelon.optim import Stepper
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.sharded.axes import sharded_group
+from echelon.strategy.sharded.freeing import give_back_large
 from echelon.strategy.sharded.optimizer import divide, own_state, whole_state
 from echelon.strategy.sharded.pieces import gathered, in_row
 from echelon.strategy.sharded.slabs import Slabs
@@ -24,6 +25,7 @@ class OptimizerLevel(AllReduce):
     """Gradients as in all_reduce; a step is made together."""
 
     def _place(self) -> None:
+        give_back_large()
         super()._place()
         self._shards: Collective = sharded_group(
             self._comm, self._peers, self._parallel, self._numerics.device

@@ -23,6 +23,7 @@ from echelon.strategy.fault import blame, explain_together
 from echelon.strategy.sharded import fully
 from echelon.strategy.sharded.axes import lengths, sharded_group
 from echelon.strategy.sharded.divided import Divided
+from echelon.strategy.sharded.freeing import give_back_large
 from echelon.strategy.sharded.optimizer import divide, own_state, whole_state
 from echelon.strategy.sharded.padding import Padding
 from echelon.strategy.sharded.pieces import Piece, gathered
@@ -32,6 +33,7 @@ class ParametersLevel(Divided, AllReduce):
     """torch's fully_shard, with gradients that are sums. One member alone has nothing to divide."""
 
     def _place(self) -> None:
+        give_back_large()
         super()._place()
         device = self._numerics.device
         self._shards: Collective = sharded_group(self._comm, self._peers, self._parallel, device)
