@@ -20,6 +20,7 @@ from echelon.models.cnn import CNN, CNNOptions
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.mlp import MLP, MLPOptions
 from echelon.models.textcnn import TextCNN, TextCNNOptions
+from echelon.task import prepare
 
 SAMPLES = 50  # divides by none of the batch sizes and member counts in use
 WORDS, LENGTH = 23, 8
@@ -47,7 +48,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def task(name: str) -> Task:
-    return Task(model=MODELS[name], loss=cross_entropy, name=name)
+    return prepare(Task(model=MODELS[name], loss=cross_entropy, train=data(name), name=name))
 
 
 def data(name: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from echelon.core.config import ClipSection, OptimizerSection, SyncSection
 from echelon.core.errors import ConfigError, NonFiniteError
 from echelon.core.protocols import Strategy
 from echelon.core.types import Ask, Batch, Parallel
+from echelon.models.mlp import MLP, MLPOptions
 
 from . import members, networks
 from .jobs import difference, strategy, weights
@@ -188,6 +189,28 @@ def test_local_batch_norm_evaluates_with_the_first_members_statistics() -> None:
     before, after = members.run(2, work)
     assert before > 1e-4
     assert after <= 1e-7
+
+
+def test_a_lone_sample_among_members_trains_as_in_one_process() -> None:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return MLP((6,), 3, MLPOptions(hidden=(8,), norm="batch"))
+
+    task = networks.task("mlp")
+    task.model = model
+    whole = networks.batches("mlp")[0]
+    lone: Batch = {name: column[:1] for name, column in networks.data("mlp").items()}
+
+    def trained(comm: Group | None) -> dict[str, torch.Tensor]:
+        built = strategy("single" if comm is None else "all_reduce", task, comm=comm)
+        index, count = (0, 1) if comm is None else (comm.index, comm.count)
+        for batch in (lone, whole, lone, whole):
+            built.compute(networks.part(batch, index, count))
+            assert built.update().committed
+        return weights(built)
+
+    alone = trained(None)
+    assert members.run(3, lambda group: difference(trained(group), alone)) <= 1e-5
 
 
 def test_held_out_figures_are_those_of_all_samples_once() -> None:

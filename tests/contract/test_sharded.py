@@ -366,6 +366,39 @@ def test_what_cannot_be_divided_or_does_not_fit_is_refused() -> None:
     assert members.run(2, work) == list(LEVELS)
 
 
+def test_a_parameter_of_one_number_is_trained_or_refused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.inner, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.scale  # type: ignore[no-any-return]
+
+    task = Task(Scaled, networks.task("mlp").loss)
+    single = built(task, CASE)
+    go(single, "mlp", CASE, None, slice(3))
+    state = single.state_dict()
+    go(single, "mlp", CASE, None, slice(3, 6))
+    expected = weights(single)
+
+    def work(group: Group) -> list[float]:
+        found = []
+        for level in LEVELS[:2]:
+            trained = built(task, CASE, group, arranged(level))
+            trained.load_state_dict(state)
+            go(trained, "mlp", CASE, group, slice(3, 6))
+            kept = trained.state_dict()["optimizer"]["state"]["scale"]
+            assert group.index or kept["exp_avg"].shape == ()
+            found.append(apart(weights(trained), expected, group))
+        with pytest.raises(TaskError, match="parameter 'scale' is a single number"):
+            built(task, CASE, group, arranged("parameters"))
+        return found
+
+    assert max(members.run(2, work)) <= 1e-5
+
+
 def test_batch_norm_of_ones_own_samples_is_as_in_all_reduce() -> None:
     sync = SyncSection(batch_norm="local")
 

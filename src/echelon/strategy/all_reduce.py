@@ -125,12 +125,11 @@ class AllReduce(Synchronous):
 
     def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
         """As many forward passes as the others make, for they contain sums over all members."""
-        if micro:
-            self._seen = micro[0]
         missing = self._numerics.micro - len(micro)
         if missing <= 0:
             return micro
-        return [*micro, *[emptied(self._seen)] * missing]
+        seen = micro[0] if micro else self._task.train.gather(torch.zeros(1, dtype=torch.int64))
+        return [*micro, *[emptied(seen)] * missing]
 
     def _explain(self) -> str:
         """Looked into by each member alone, so without layers that wait for the others."""

@@ -7,6 +7,7 @@ a few hundred numbers per layer, one in forward and one in backward.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -42,12 +43,19 @@ def _forward(layer: _BatchNorm, collective: Summing, alone: Any, x: Tensor) -> T
     if not layer.training:
         evaluated: Tensor = alone(x)
         return evaluated
-    y, mean, var, count = _Normalised.apply(  # type: ignore[no-untyped-call]
-        x, layer.weight, layer.bias, layer.eps, collective
-    )
-    _follow(layer, mean, var, float(count))
-    out: Tensor = y
-    return out
+    with torch.no_grad():
+        mean, var, count = _moments(x, collective)
+    if count <= 1 and layer.running_mean is not None:  # nothing to compare a lone value with
+        return _by_running_figures(layer, x) if x.numel() else x
+    _follow(layer, mean, var, count)
+    figures = _Figures(mean, var, count, layer.eps, collective)
+    y: Tensor = _Normalised.apply(x, layer.weight, layer.bias, figures)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _by_running_figures(layer: _BatchNorm, x: Tensor) -> Tensor:
+    mean, var = layer.running_mean, layer.running_var
+    return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
 @torch.no_grad()
@@ -65,6 +73,17 @@ def _follow(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
     layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), rate)
 
 
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Of all members' values, per channel."""
+
+    mean: Tensor
+    var: Tensor
+    count: float
+    eps: float
+    collective: Summing
+
+
 class _Normalised(torch.autograd.Function):
     """(x - mean) / std · weight + bias, where mean and std are those of all members' samples."""
 
@@ -74,37 +93,32 @@ class _Normalised(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        collective: Summing,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean, var, count = _moments(x, collective)
+        found: _Figures,
+    ) -> Tensor:
         kind = torch.promote_types(x.dtype, torch.float32)
-        figures = mean.to(kind), var.to(kind)
+        figures = found.mean.to(kind), found.var.to(kind)
         ctx.save_for_backward(x, weight, *figures)
-        ctx.eps, ctx.count, ctx.collective = eps, count, collective
-        y = F.batch_norm(x, *figures, weight, bias, training=False, eps=eps)
-        counted = torch.tensor(count)
-        ctx.mark_non_differentiable(mean, var, counted)
-        return y, mean, var, counted
+        ctx.found = found
+        return F.batch_norm(x, *figures, weight, bias, training=False, eps=found.eps)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """As in evaluation, less what mean and variance owe to x: Σ dy and Σ dy·x̂ of all members.
 
         torch's kernel adds up in double precision, which these sums need: they nearly cancel out.
         """
         x, weight, mean, var = ctx.saved_tensors
-        dy, around = grads[0].contiguous(memory_format=_layout(x)), _around(x)
+        dy, around = gradient.contiguous(memory_format=_layout(x)), _around(x)
         if x.numel():
             dx, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
-                dy, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+                dy, x, weight, mean, var, None, None, False, ctx.found.eps, [True, True, True]
             )
         else:  # the kernel divides by the number of samples
             dx, d_weight, d_bias = dy, torch.zeros_like(mean), torch.zeros_like(mean)
         both = torch.stack([d_bias, d_weight]).double().cpu()
-        ctx.collective.sum_(both)
-        mean_dy, mean_dot = (both / max(ctx.count, 1)).to(x.device)
-        deviation = (var.double() + ctx.eps).rsqrt()
+        ctx.found.collective.sum_(both)
+        mean_dy, mean_dot = (both / max(ctx.found.count, 1)).to(x.device)
+        deviation = (var.double() + ctx.found.eps).rsqrt()
         scale = deviation if weight is None else deviation * weight
         slope = mean_dot * deviation * scale
         # dx - scale·mean_dy - x̂·scale·mean_dot, with x̂ = (x - mean)·deviation
@@ -112,8 +126,8 @@ class _Normalised(torch.autograd.Function):
         dx = dx.addcmul_(x, slope.to(dx.dtype).view(around), value=-1)
         dx = dx.add_(shift.to(dx.dtype).view(around))
         if weight is None:
-            return dx, None, None, None, None
-        return dx, d_weight, d_bias, None, None
+            return dx, None, None, None
+        return dx, d_weight, d_bias, None
 
 
 def _moments(x: Tensor, collective: Summing) -> tuple[Tensor, Tensor, float]:

@@ -27,16 +27,16 @@ def explain(
     if torch.isfinite(loss_sum) and layer:
         return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
     for batch in micro:
-        if column := _bad_column(batch):
+        if column := bad_column(batch):
             return f"step {step}: the loss is {loss}: input column {column!r} is not finite"
-        if culprit := _bad_layer(model, forward, batch):
+        if culprit := bad_layer(model, forward, batch):
             return f"step {step}: the loss is {loss}: layer {culprit!r} first gave it"
     return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
 def blame(micro: Iterable[Batch], loss_sum: Tensor) -> int:
     """How near a member is to the cause: its samples, then its loss, then what others gave it."""
-    if any(_bad_column(batch) for batch in micro):
+    if any(bad_column(batch) for batch in micro):
         return 2
     return 0 if bool(torch.isfinite(loss_sum)) else 1
 
@@ -54,7 +54,7 @@ def explain_together(
     `spoilt` are the parameters with a gradient that is not finite.
     """
     step, loss = version + 1, float(loss_sum)
-    found = [(_bad_column(batch), _bad_layer(model, forward, batch)) for batch in micro]
+    found = [(bad_column(batch), bad_layer(model, forward, batch)) for batch in micro]
     if torch.isfinite(loss_sum):
         layer = spoilt[0] if spoilt else "?"
         return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
@@ -66,7 +66,7 @@ def explain_together(
     return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
-def _bad_column(batch: Batch) -> str | None:
+def bad_column(batch: Batch) -> str | None:
     for name, column in batch.items():
         values = column if isinstance(column, Tensor) else column.values
         if values.is_floating_point() and not torch.isfinite(values).all():
@@ -74,7 +74,7 @@ def _bad_column(batch: Batch) -> str | None:
     return None
 
 
-def _bad_layer(
+def bad_layer(
     model: nn.Module, forward: Callable[[nn.Module, Batch], Any], batch: Batch
 ) -> str | None:
     """The first layer, in the order they are called, whose output is not finite."""

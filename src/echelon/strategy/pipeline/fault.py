@@ -15,7 +15,7 @@ from echelon.comm.interface import Collective
 from echelon.core.types import Batch
 from echelon.optim import gradients
 from echelon.strategy.agree import agree
-from echelon.strategy.fault import _bad_column, _bad_layer
+from echelon.strategy.fault import bad_column, bad_layer
 
 Forward = Callable[[nn.Module, Batch], Any]
 
@@ -56,10 +56,10 @@ def _in_loss(model: nn.Module, forward: Forward, micro: Sequence[Batch], loss: f
     found = [_Found(_UNKNOWN, f"{said}, though every layer's output is finite")]
     for at, batch in enumerate(micro):
         first = at * (len(names) + 1)
-        if column := _bad_column(batch):
+        if column := bad_column(batch):
             found.append(_Found(first, f"{said}: input column {column!r} is not finite"))
             break  # all of this replica see the same batch
-        if layer := _bad_layer(model, forward, batch):
+        if layer := bad_layer(model, forward, batch):
             rank = first + 1 + names.index(layer)
             found.append(_Found(rank, f"{said}: layer {layer!r} first gave it"))
     return min(found)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from echelon.comm.interface import Collective
+from echelon.core.errors import TaskError
 from echelon.strategy.replica import blocks
 from echelon.strategy.sharded.exchange import AllGather, ReduceScatter
 from echelon.strategy.sharded.pieces import Piece
@@ -33,7 +34,12 @@ def shard(model: nn.Module, mesh: DeviceMesh, group: Collective | None) -> None:
 
     `group`: what to gather and sum with along the last axis, in place of torch's own.
     """
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise TaskError(
+                f"parameter {name!r} is a single number, which torch cannot divide: give it the "
+                f"shape [1], or take sharded.level gradients"
+            )
         parameter.data = parameter.data.contiguous()
     for part in [*units(model), model]:
         _shard_one(part, mesh, group)
