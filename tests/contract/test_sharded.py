@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -379,7 +380,7 @@ def test_a_parameter_of_one_number_is_trained_or_refused() -> None:
     task = Task(Scaled, networks.task("mlp").loss)
     single = built(task, CASE)
     go(single, "mlp", CASE, None, slice(3))
-    state = single.state_dict()
+    state = copy.deepcopy(single.state_dict())
     go(single, "mlp", CASE, None, slice(3, 6))
     expected = weights(single)
 
