@@ -425,3 +425,16 @@ def test_batch_norm_of_ones_own_samples_is_as_in_all_reduce() -> None:
         return found
 
     assert max(members.run(4, work)) <= 1e-9
+
+
+def test_a_ready_model_of_the_users_is_left_as_it_is() -> None:
+    def work(group: Group) -> bool:
+        ready = networks.MODELS["mlp"]()
+        before = {name: value.clone() for name, value in ready.state_dict().items()}
+        trained = built(Task(ready, networks.task("mlp").loss), CASE, group, arranged("parameters"))
+        assert not trained.whole
+        trained.compute(networks.part(networks.batches("mlp")[0], trained.shard.index, 2, 2))
+        assert trained.update().committed
+        return all(torch.equal(before[name], value) for name, value in ready.state_dict().items())
+
+    assert members.run(2, work)

@@ -160,8 +160,8 @@ def test_what_cannot_be_cut_is_refused() -> None:
     lone = Task(lambda: MLP((6,), 3, MLPOptions(norm="layer")), loss)
     odd = Task(lambda: GPT(9, 8, GPTOptions(layers=1, heads=4, width=8)), loss)
     cases: list[tuple[Task, dict[str, Any], str]] = [
-        (free, {}, "does not know how to cut Gated: say it in tensor.plan"),
-        (lone, {}, "does not know how to cut MLP"),
+        (free, {}, "does not know how to cut this model: say it in tensor.plan"),
+        (lone, {}, "does not know how to cut this model"),
         (odd, {}, "model.heads = 4: must be a multiple of the 3 members"),
         (free, {"nope": "rows"}, "tensor.plan: linear layer 'nope' is unknown"),
         (free, {"gate": "columns"}, "'gate' is cut by columns, but no layer after it by rows"),
@@ -322,3 +322,16 @@ def test_half_precision_trains_and_the_inspector_sees_norms_of_wholes() -> None:
     norms, low, lower = members.run(2, work)
     assert norms == pytest.approx(expected, rel=1e-4)
     assert max(low, lower) < 0.95
+
+
+def test_a_ready_model_of_the_users_is_left_as_it_is() -> None:
+    def work(group: Group) -> bool:
+        ready = networks.MODELS["mlp"]()
+        before = {name: value.clone() for name, value in ready.state_dict().items()}
+        trained = built(Task(ready, networks.task("mlp").loss), CASE, group, Parallel())
+        assert not trained.whole
+        trained.compute(networks.part(networks.batches("mlp")[0], trained.shard.index, 1, 2))
+        assert trained.update().committed
+        return all(torch.equal(before[name], value) for name, value in ready.state_dict().items())
+
+    assert members.run(2, work)

@@ -34,7 +34,7 @@ def test_neighbouring_layers_of_an_mlp_are_pairs() -> None:
 
 
 def test_a_norm_between_two_layers_keeps_them_whole() -> None:
-    with pytest.raises(ConfigError, match="does not know how to cut MLP"):
+    with pytest.raises(ConfigError, match="does not know how to cut this model"):
         planned(mlp(norm="batch"), {})
 
 

@@ -15,11 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError
+from echelon.core.protocols import Comm
+from echelon.core.task import Task
 from echelon.core.types import Batch, Stats
 from echelon.optim import Stepper
 from echelon.strategy.agree import agree
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.fault import blame, explain_together
+from echelon.strategy.ready import as_factory
 from echelon.strategy.sharded import fully
 from echelon.strategy.sharded.axes import lengths, sharded_group
 from echelon.strategy.sharded.divided import Divided
@@ -32,6 +35,9 @@ from echelon.strategy.sharded.pieces import Piece, gathered
 class ParametersLevel(Divided, AllReduce):
     """torch's fully_shard, with gradients that are sums. One member alone has nothing to divide."""
 
+    def setup(self, task: Task, comm: Comm) -> None:
+        super().setup(task if comm.count == 1 else as_factory(task), comm)
+
     def _place(self) -> None:
         give_back_large()
         super()._place()
@@ -41,7 +47,8 @@ class ParametersLevel(Divided, AllReduce):
         self._seen_names: set[str] = set()
         self._forward = functools.partial(_go_forward, self._task.forward)
         self._sees_all, self._lockstep = self._lockstep, self._peers.count > 1
-        if not self._lockstep:
+        self.whole = not self._lockstep
+        if self.whole:
             return
         data, along = lengths(self._parallel, "sharded", self._comm.count)
         axes = {"sharded": along} if data == 1 else {"data": data, "sharded": along}

@@ -34,10 +34,9 @@ def planned(model: nn.Module, wishes: Mapping[str, How]) -> Plan:
     """Layer name → how it is cut, in the order of the model."""
     plan = _chosen(model, wishes) if wishes else _derived(model)
     if not plan:
-        kind = type(model).__name__
         raise ConfigError(
-            f"strategy tensor does not know how to cut {kind}: say it in tensor.plan, layer by "
-            f"layer: columns or rows (known: gpt; mlp with several hidden layers and no norm)",
+            "strategy tensor does not know how to cut this model: say it in tensor.plan, layer by "
+            "layer: columns or rows (known: gpt, and mlp without norm)",
             _PATH,
         )
     _check_order(plan)

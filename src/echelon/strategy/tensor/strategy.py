@@ -15,7 +15,8 @@ import torch
 from echelon.comm.interface import Collective
 from echelon.comm.kernels import square_sum
 from echelon.core.errors import ConfigError
-from echelon.core.protocols import Inspector
+from echelon.core.protocols import Comm, Inspector
+from echelon.core.task import Task
 from echelon.core.types import Shard
 from echelon.optim import gradients
 from echelon.strategy.agree import agree
@@ -23,6 +24,7 @@ from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.fault import blame, explain_together
+from echelon.strategy.ready import as_factory
 from echelon.strategy.sharded.axes import lengths
 from echelon.strategy.sharded.optimizer import check_divisible, own_state, whole_state
 from echelon.strategy.synchronous import Met
@@ -35,6 +37,9 @@ from echelon.strategy.tensor.plan import planned
 
 class Tensor(AllReduce):
     """All_reduce between teams. One member alone has nothing to cut."""
+
+    def setup(self, task: Task, comm: Comm) -> None:
+        super().setup(task if comm.count == 1 else as_factory(task), comm)
 
     def _place(self) -> None:
         device, comm = self._numerics.device, self._comm
@@ -49,6 +54,7 @@ class Tensor(AllReduce):
         if data > 1 and self._parallel.sync.batch_norm == "synchronised":
             self._lockstep = synchronise(self.model, self._peers)
         self._cuts: list[Cut] = self._cut() if along > 1 else []
+        self.whole = not self._cuts
 
     def _cut(self) -> list[Cut]:
         if self._numerics.compile:
