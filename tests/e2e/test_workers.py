@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -194,7 +195,8 @@ def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
     assert difference(final_weights(tmp_path), final_weights(alone)) < 1e-4
 
 
-def test_from_python_with_functions_that_only_exist_there() -> None:
+@pytest.mark.parametrize("strategy", ["all_reduce", "sharded", "pipeline"])
+def test_from_python_with_functions_that_only_exist_there(strategy: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(101, 4)
     y = (x.sum(1) > 0).long()
@@ -206,10 +208,13 @@ def test_from_python_with_functions_that_only_exist_there() -> None:
         loss=lambda output, batch: cross_entropy(output, batch),
         train={"x": x, "y": y},
         valid={"x": x, "y": y},
+        samples=lambda trained: [{"sum": f"{trained(x).sum():.3f}"}],
     )
-    result = package.train(task, strategy="all_reduce", workers=3, epochs=20, quiet=True)
+    result = package.train(task, strategy=strategy, workers=2, epochs=20, quiet=True)
     assert result.status == "done"
     assert result.samples == 20 * 101
+    shown = json.loads((result.folder / "evaluation.json").read_text())["samples"]
+    assert shown == [{"sum": f"{model.eval()(x).sum():.3f}"}]
     assert result.model is model
     assert not torch.equal(first.weight, before)
     loss = torch.nn.functional.cross_entropy(model(x), y)

@@ -132,7 +132,7 @@ def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
 
 def _whole_model(run: Run, task: Task, folder: Path) -> nn.Module:
     """The trained model; where members hold parts of it, as it was just saved."""
-    if run.strategy.whole or isinstance(task.model, nn.Module):  # a ready one is already laid out
+    if run.strategy.whole:
         return run.strategy.model
     return final_model(run.job, task, folder)
 

@@ -34,6 +34,7 @@ from echelon.strategy.pipeline.line import Line
 from echelon.strategy.pipeline.runner import Runner
 from echelon.strategy.pipeline.stage import Stage
 from echelon.strategy.pipeline.whole import Part, gather, options_of, without_elsewhere
+from echelon.strategy.ready import as_factory
 from echelon.strategy.replica import trainable
 from echelon.strategy.synchronous import Synchronous
 
@@ -58,7 +59,7 @@ class Staged(Synchronous):
                 "model, which no member has",
                 ("compile",),
             )
-        super().setup(task, comm)
+        super().setup(task if self.whole else as_factory(task), comm)
         self._buffers = [buffer for buffer in self._buffers if not buffer.is_meta]
         self._kept = [buffer.clone() for buffer in self._buffers]
 
