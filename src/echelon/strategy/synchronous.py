@@ -10,6 +10,7 @@ Where the parts of the model lie and where gradients meet is what the strategies
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Met(NamedTuple):
     asked: int = 0
 
 
-class Synchronous:
+class Synchronous(ABC):
     """Gradients are Σ grad / Σ weight over the micro-batches and members of an update."""
 
     shard = Shard()
@@ -157,7 +158,7 @@ class Synchronous:
 
     # What a strategy does its own way.
 
-    def _place(self) -> None:
+    def _place(self) -> None:  # noqa: B027 (not every strategy has to)
         """The model is built: lay it out over the members."""
 
     def _optimizer(self) -> Optimizer:
@@ -165,15 +166,15 @@ class Synchronous:
             return build_optimizer(self._numerics.optimizer, self.model)
         return self._task.optimizer(self._parameters)
 
-    def _join(self) -> None:
+    def _join(self) -> None:  # noqa: B027 (not every strategy has to)
         """Parameters and optimizer are there: prepare for gradients to meet."""
 
-    def _known(self) -> None:
+    def _known(self) -> None:  # noqa: B027 (not every strategy has to)
         """The last forward is done: this member's loss and weight are known, backward follows."""
 
+    @abstractmethod
     def _meet(self) -> Met:
         """Leave the gradient of all members' samples in every parameter's `grad`."""
-        raise NotImplementedError
 
     def _clip(self) -> None:
         clip, grads = self._numerics.clip, self._grads()
@@ -182,7 +183,7 @@ class Synchronous:
         elif clip.value is not None:
             gradients.clip_value_(grads, clip.value)
 
-    def _applied(self) -> None:
+    def _applied(self) -> None:  # noqa: B027 (not every strategy has to)
         """The optimizer has made its step."""
 
     def _weights(self) -> dict[str, Tensor]:

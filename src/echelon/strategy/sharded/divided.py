@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -24,13 +25,13 @@ class Divided(Synchronous):
     _shards: Collective
     """Those that hold one model between them."""
 
+    @abstractmethod
     def _held(self) -> list[Piece]:
         """This member's pieces, one for each trained parameter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _parts(self) -> list[Tensor | None]:
         """The summed gradients of the pieces; None where no member had one."""
-        raise NotImplementedError
 
     def _known(self) -> None:
         """Sums are exchanged in `_meet`."""
