@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ import pytest
 
 import echelon
 
-from .command import final_weights, shelf, start, wait_for
-from .test_workers import LONG, PLAIN, difference, gone, members
+from .command import final_weights
+from .test_workers import difference, killed
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -60,17 +57,7 @@ def test_a_run_goes_on_under_every_strategy_and_size_and_ends_where_one_process_
 
 @pytest.mark.parametrize("name", ["sharded", "pipeline", "tensor"])
 def test_a_killed_member_is_named_under_every_strategy(tmp_path: Path, name: str) -> None:
-    settings = (*PLAIN, f"strategy={name}", "workers=2", *LONG)
-    with start("train", *settings, "-q", folder=tmp_path) as run:
-        wait_for(lambda: shelf(tmp_path).versions(), run)
-        pids = members(run)
-        os.kill(pids[1], signal.SIGKILL)
-        began = time.monotonic()
-        _, errors = run.communicate(timeout=30)
-        took = time.monotonic() - began
-    assert run.returncode == 1
-    assert took < 5
-    assert f"error: member 1 of 2 (pid {pids[1]} on " in errors.splitlines()[-1]
+    pid, errors = killed(tmp_path, f"strategy={name}", "workers=2")
+    assert f"error: member 1 of 2 (pid {pid} on " in errors.splitlines()[-1]
     assert "was killed by signal 9 (SIGKILL)" in errors
     assert "Traceback" not in errors
-    assert gone(pids)

@@ -99,9 +99,10 @@ def test_ctrl_c_ends_every_process_with_a_checkpoint_to_go_on_from(tmp_path: Pat
     assert last_json(resumed)["steps"] == steps + 5
 
 
-def test_a_killed_member_is_named_and_ends_the_run(tmp_path: Path) -> None:
-    with start("train", *PLAIN, *TWO, *LONG, "-q", folder=tmp_path) as run:
-        wait_for(lambda: shelf(tmp_path).versions(), run)
+def killed(folder: Path, *settings: str) -> tuple[int, str]:
+    """A run whose second member is killed: the member's pid, and what is said of it."""
+    with start("train", *PLAIN, *settings, *LONG, "-q", folder=folder) as run:
+        wait_for(lambda: shelf(folder).versions(), run)
         pids = members(run)
         os.kill(pids[1], signal.SIGKILL)
         began = time.monotonic()
@@ -109,11 +110,16 @@ def test_a_killed_member_is_named_and_ends_the_run(tmp_path: Path) -> None:
         took = time.monotonic() - began
     assert run.returncode == 1
     assert took < 5
-    assert f"error: member 1 of 2 (pid {pids[1]} on " in errors
+    assert gone(pids)
+    return pids[1], errors
+
+
+def test_a_killed_member_is_named_and_ends_the_run(tmp_path: Path) -> None:
+    pid, errors = killed(tmp_path, *TWO)
+    assert f"error: member 1 of 2 (pid {pid} on " in errors
     assert "was killed by signal 9 (SIGKILL)" in errors
     assert "step " in errors
     assert len(errors.splitlines()) == 1, errors
-    assert gone(pids)
     state, summary = status(tmp_path)
     assert state == "failed"
     assert "member 1 of 2" in summary
