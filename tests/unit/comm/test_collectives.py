@@ -106,16 +106,20 @@ def test_some_of_the_members_meet_and_several_times() -> None:
 
 
 def test_a_meeting_lets_nobody_through_early() -> None:
+    """Judged by the one clock of the host: when a member came to measure its own part, as late
+    as a busy machine may make it, does not matter."""
+
     def body(group: Group) -> Any:
         collective = group.collective()
         collective.barrier()
-        start = time.monotonic()
         if group.index == 1:
             time.sleep(0.3)
+        came = time.monotonic()
         collective.barrier()
-        return time.monotonic() - start
+        return came, time.monotonic()
 
-    assert min(run(3, body)) >= 0.29
+    met = run(3, body)
+    assert min(left for _, left in met) >= max(came for came, _ in met)
 
 
 def test_members_on_too_few_cores_do_not_crawl() -> None:
