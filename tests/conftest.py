@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
-GRACE = 2.0
+GRACE = 10.0
+"""Seconds for what is ending to be gone, on a busy machine too."""
+
+# How long an example took says something about the machine, not about what is tried.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

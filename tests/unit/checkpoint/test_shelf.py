@@ -114,7 +114,7 @@ def test_a_cut_is_whole_or_absent_when_its_writer_is_killed(tmp_path: Path) -> N
     assert writer.stdout is not None
     with writer:
         assert writer.stdout.readline() == "ready\n"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(list(tmp_path.glob("step-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
         os.kill(writer.pid, signal.SIGKILL)

@@ -158,7 +158,7 @@ def test_a_real_terminal_gets_the_bar_and_stdout_only_the_result(term: str) -> N
     )
     os.close(slave)
     with os.fdopen(master, "rb", buffering=0) as screen:
-        out = child.communicate(timeout=30)[0]
+        out = child.communicate(timeout=100)[0]
         shown = screen.read(65536).decode()
     assert out == 'from the task\n{"run": "digits-0001"}\n'
     assert ("━" in shown) == (term != "dumb")

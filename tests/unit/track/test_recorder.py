@@ -11,7 +11,7 @@ import pytest
 from echelon.track import Recorder, Store, recorder
 
 
-def _wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+def _wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
