@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE = 20.0
+DEADLINE = 60.0
+SOON = 12.0
+"""Seconds in which a run has ended on a busy machine; 5 s are promised on an idle one, and
+without a fault noticed it goes on for 60."""
 
 
 class Counters:

@@ -27,9 +27,9 @@ from echelon.core.errors import (
     NonFiniteError,
     PeerError,
 )
-from tests.cluster.shared import Counters, is_alive, wait_for
+from tests.cluster.shared import SOON, Counters, is_alive, wait_for
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 Act = Callable[[Member], None]
 
@@ -38,6 +38,12 @@ Act = Callable[[Member], None]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less patience with the others, where that is not what is tried."""
     monkeypatch.setattr(supervisor, "NOTICE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All speak before the first is ended, however busy the machine is."""
+    monkeypatch.setattr(supervisor, "NOTICE_SECONDS", 20.0)
 
 
 def fail(*acts: Act, deadline: float = 5) -> tuple[EchelonError, float, list[int]]:
@@ -96,7 +102,7 @@ def test_a_bug_names_its_member_and_keeps_its_traceback(index: int) -> None:
     assert "in bug" in error.traceback
     assert "child.py" not in error.traceback
     assert "In member" in error.__notes__[0]
-    assert seconds < 5
+    assert seconds < SOON
 
 
 def test_a_bug_in_all_is_told_once() -> None:
@@ -121,7 +127,7 @@ def test_an_error_that_was_meant_comes_out_as_it_was(given: EchelonError) -> Non
         assert type(error) is type(given)
         assert str(error) == str(given)
         assert {k: v for k, v in vars(error).items() if k != "facts"} == vars(given)
-        assert seconds < 5
+        assert seconds < SOON
 
 
 @pytest.mark.usefixtures("quick")
@@ -145,6 +151,7 @@ def test_an_error_without_text_is_its_name() -> None:
     assert str(error).endswith("AssertionError")
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_cause_is_told_even_if_its_consequence_comes_first() -> None:
     def late(member: Member) -> None:
         time.sleep(0.3)
@@ -166,7 +173,7 @@ def test_a_killed_member_is_named(other: Act) -> None:
         f"member 1 of 2 (pid {pids[1]} on {socket.gethostname()}) was killed by signal 9 (SIGKILL) "
         "at step 12 (compute): perhaps out of memory (look at dmesg)"
     )
-    assert seconds < 5
+    assert seconds < SOON
 
 
 @pytest.mark.usefixtures("quick")
@@ -188,7 +195,7 @@ def test_an_exit_without_a_word_is_named(code: int) -> None:
     error, seconds, _ = fail(rest, lambda _: os._exit(code))
     text = f"ended without a word at step 12 (compute): exit code {code}"
     assert str(error).endswith(text)
-    assert seconds < 5
+    assert seconds < SOON
 
 
 @pytest.mark.usefixtures("quick")
@@ -216,7 +223,7 @@ def test_members_blocked_in_c_are_ended() -> None:
     error, seconds, _ = fail(stuck, bug, stuck)
     assert isinstance(error, MemberFailed)
     assert error.member == 1
-    assert 2 < seconds < 5
+    assert 2 < seconds < SOON
 
 
 def test_members_blocked_in_a_collective_are_ended() -> None:
@@ -239,17 +246,21 @@ def test_members_blocked_in_a_collective_are_ended() -> None:
     error, seconds, _ = fail(act, act, act)
     assert isinstance(error, MemberFailed)
     assert error.member == 2
-    assert seconds < 5
+    assert seconds < SOON
 
 
 @pytest.mark.parametrize("text", ["member 1 (pid 7) does not answer", "somebody is missing"])
 def test_a_stopped_member_is_named_when_the_others_miss_it(text: str) -> None:
+    silent = Counters(1)
+
     def stopped(member: Member) -> None:
         member.pulse(11, "all-reduce")
+        silent[0] = 1
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def missing(member: Member) -> None:
         member.tell(run="digits-0001")
+        wait_for(lambda: silent[0])
         time.sleep(1.0)  # its deadline
         raise PeerError(text)
 
@@ -258,14 +269,15 @@ def test_a_stopped_member_is_named_when_the_others_miss_it(text: str) -> None:
     assert error.member == 1
     who = re.escape(f"member 1 of 3 (pid {pids[1]} on {socket.gethostname()})")
     assert re.fullmatch(
-        rf"{who} gave its last sign of life [1-4]\.\d s before it was missed, "
+        rf"{who} gave its last sign of life [1-9]\d*\.\d s before it was missed, "
         rf"at step 11 \(all-reduce\); member [02]: {re.escape(text)}",
         str(error),
     )
     assert facts_of(error) == {"run": "digits-0001"}
-    assert seconds < 1 + 5
+    assert seconds < 1 + SOON
 
 
+@pytest.mark.usefixtures("patient")
 def test_if_all_miss_each_other_the_one_furthest_behind_is_named() -> None:
     def behind(member: Member) -> None:
         member.pulse(9, "evaluate")

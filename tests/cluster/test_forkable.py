@@ -18,7 +18,7 @@ from echelon.cluster import forkable
 from echelon.cluster.launch import Member, launch
 from echelon.core.errors import UserError
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def native_threads() -> int:

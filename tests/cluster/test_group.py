@@ -13,8 +13,9 @@ import pytest
 
 from echelon.cluster.launch import Member, MemberFailed, launch
 from echelon.comm.group import Group
+from tests.cluster.shared import SOON
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 STEPS = 50
 
@@ -37,7 +38,7 @@ def training(hit: Callable[[], None] | None = None) -> Callable[[Member], dict[s
 
 
 def test_members_meet_and_work_together() -> None:
-    assert launch(3, training(), deadline=10) == {"total": 3.0 * STEPS}
+    assert launch(3, training(), deadline=30) == {"total": 3.0 * STEPS}
 
 
 def test_a_bug_is_told_and_not_that_others_missed_its_member() -> None:
@@ -46,21 +47,19 @@ def test_a_bug_is_told_and_not_that_others_missed_its_member() -> None:
 
     begin = time.monotonic()
     with pytest.raises(MemberFailed, match=r"member 1 .*at step 25 \(sum\): ZeroDivisionError: oh"):
-        launch(3, training(hit), deadline=10)
-    assert time.monotonic() - begin < 5
+        launch(3, training(hit), deadline=30)
+    assert time.monotonic() - begin < SOON
 
 
 def test_a_killed_one_is_told_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(MemberFailed, match=r"member 1 .*SIGKILL\) at step 25 \(sum\): perhaps"):
-        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGKILL)), deadline=10)
-    assert time.monotonic() - begin < 5
+        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGKILL)), deadline=30)
+    assert time.monotonic() - begin < SOON
 
 
 def test_a_stopped_one_is_told_after_the_deadline() -> None:
     begin = time.monotonic()
-    with pytest.raises(
-        MemberFailed, match=r"member 1 .*last sign of life [1-4]\.\d s .*at step 25"
-    ):
-        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGSTOP)), deadline=1.0)
-    assert 1 < time.monotonic() - begin < 1 + 5
+    with pytest.raises(MemberFailed, match=r"member 1 .*last sign of life \d+\.\d s .*at step 25"):
+        launch(3, training(lambda: os.kill(os.getpid(), signal.SIGSTOP)), deadline=2.0)
+    assert 2 < time.monotonic() - begin < 2 + SOON

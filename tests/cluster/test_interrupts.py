@@ -19,10 +19,10 @@ from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import RelayThread
 from echelon.core.errors import PeerError
 from echelon.loop.interrupt import on_interrupt
-from tests.cluster.shared import Counters, is_alive, start, wait_for
+from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 from tests.cluster.test_failures import stuck
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 MEMBERS = 3
 
@@ -78,8 +78,11 @@ def test_one_signal_reaches_each_member_once(number: signal.Signals) -> None:
     assert sum(crowd.interrupts.list()) + sum(crowd.terminations.list()) == MEMBERS
 
 
-def test_a_signal_to_the_process_and_its_group_counts_once() -> None:
+def test_a_signal_to_the_process_and_its_group_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As `timeout` sends it."""
+    monkeypatch.setattr(supervisor, "SAME_SECONDS", 10.0)  # a busy machine may come between them
     crowd = Crowd()
 
     def work(member: Member) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def test_the_end_of_one_that_was_not_ready_ends_the_others() -> None:
     begin = time.monotonic()
     with pytest.raises(Interrupted, match="SIGTERM"):
         launch(MEMBERS, work, deadline=5)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < SOON
     assert crowd.gone()
 
 
@@ -159,13 +162,13 @@ def twice(crowd: Crowd, act: Callable[[Member], None]) -> float:
 
 def test_the_second_one_ends_them_at_once() -> None:
     crowd = Crowd()
-    assert twice(crowd, lambda _: time.sleep(60)) < 5
+    assert twice(crowd, lambda _: time.sleep(60)) < SOON
     assert crowd.gone()
 
 
 def test_the_second_one_ends_also_those_blocked_in_c() -> None:
     crowd = Crowd()
-    assert twice(crowd, stuck) < 5
+    assert twice(crowd, stuck) < SOON
     assert crowd.gone()
 
 
@@ -176,12 +179,12 @@ def test_the_third_one_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     def act(member: Member) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if member.place.index == 0:
-            for _ in range(4):
-                time.sleep(supervisor.SAME_SECONDS)
+            while True:
+                time.sleep(2 * supervisor.SAME_SECONDS)
                 press()
         time.sleep(60)
 
-    assert twice(crowd, act) < 10
+    assert twice(crowd, act) < SOON
     assert crowd.gone()
 
 
@@ -215,7 +218,7 @@ def test_a_signal_waits_until_a_new_member_can_take_it(monkeypatch: pytest.Monke
         if member.place.index == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             press()
-        time.sleep(5)
+        time.sleep(60)
         return {}
 
     monkeypatch.setattr(child, "_settle", slowly)
@@ -261,7 +264,7 @@ def work(member):
     asked = []
     with on_interrupt(asked.append):
         os.write(1, b"ready %d\\n" % os.getpid())
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not asked and time.monotonic() < end:
             time.sleep(0.01)
     time.sleep(0.2)
@@ -280,7 +283,7 @@ def test_no_member_outlives_a_killed_supervisor() -> None:
         pids = [int(line.split()[-1]) for line in lines]
         assert all(map(is_alive, pids))
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(is_alive, pids)), 2.0)
+        wait_for(lambda: not any(map(is_alive, pids)), SOON)
 
 
 def test_a_terminals_ctrl_c_reaches_the_members_through_the_supervisor_alone() -> None:
@@ -302,7 +305,7 @@ def test_a_terminals_ctrl_c_reaches_the_members_through_the_supervisor_alone() -
         text = _read_until(master, lambda text: text.count("ready") == 3)
         os.write(master, b"\x03")
         text += _read_until(master, lambda text: "asked" in text)
-        assert process.wait(10) == 0
+        assert process.wait(DEADLINE) == 0
     finally:
         process.kill()
         process.wait()
@@ -315,7 +318,7 @@ def test_a_terminals_ctrl_c_reaches_the_members_through_the_supervisor_alone() -
 def _read_until(descriptor: int, enough: Callable[[str], bool]) -> str:
     os.set_blocking(descriptor, False)
     text = ""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE
     while not enough(text):
         assert time.monotonic() < deadline, text
         try:

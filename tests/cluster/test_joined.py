@@ -13,7 +13,7 @@ import pytest
 from echelon.cluster.environment import joined
 from echelon.core.errors import UserError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 VARIABLES = {
     "RANK": "1",
@@ -99,7 +99,7 @@ from echelon.cluster.environment import joined
 
 place = joined()
 store = TCPStore(place.host, place.port, is_master=place.index == 0 and not place.served,
-                 timeout=timedelta(seconds=20), wait_for_workers=False)
+                 timeout=timedelta(seconds=60), wait_for_workers=False)
 dist.init_process_group("gloo", store=PrefixStore(place.name, store), rank=place.index,
                         world_size=place.count)
 dist.barrier()
@@ -124,7 +124,7 @@ def torchrun(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env
         env=os.environ | {"OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -16,9 +16,9 @@ import torch
 
 from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
 from echelon.core.errors import TrainingError, UserError
-from tests.cluster.shared import Counters, is_alive, start, wait_for
+from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def descriptors() -> set[tuple[str, str]]:
@@ -122,7 +122,7 @@ def test_a_process_that_a_member_left_running_ends_with_it() -> None:
         return {}
 
     launch(2, work, deadline=5)
-    wait_for(lambda: not is_alive(seen[0]), 2.0)
+    wait_for(lambda: not is_alive(seen[0]), SOON)
 
 
 def test_exit_handlers_and_buffers_of_the_parent_run_once() -> None:
@@ -134,7 +134,7 @@ def test_exit_handlers_and_buffers_of_the_parent_run_once() -> None:
         "launch(3, lambda m: {}, deadline=5)\n"
     )
     with start(script) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=DEADLINE)
     assert (out, err) == ("hello bye\n", "")
 
 
@@ -165,13 +165,16 @@ def test_others_print_through_member_0_with_their_number(
 def test_what_others_print_goes_where_member_0_draws() -> None:
     """A progress bar takes over `sys.stderr`, to print above itself."""
 
+    drawing = Counters(1)
+
     def work(member: Member) -> dict[str, Any]:
         if member.place.index == 1:
-            time.sleep(0.1)
+            wait_for(lambda: drawing[0])
             print("above the bar")
             return {}
         sys.stderr = drawn = io.StringIO()
-        wait_for(drawn.getvalue)
+        drawing[0] = 1
+        wait_for(lambda: drawn.getvalue().endswith("\n"))
         return {"text": drawn.getvalue()}
 
     assert launch(2, work, deadline=5) == {"text": "[1] above the bar\n"}
@@ -204,7 +207,7 @@ def test_one_that_does_not_end_after_member_0_is_ended(
 
     begin = time.monotonic()
     assert launch(2, work, deadline=0.3) == {"done": True}
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < SOON
     assert "did not end within 0.3 s of member 0" in capfd.readouterr().err
 
 
@@ -270,7 +273,7 @@ def test_four_members_start_and_end_quickly() -> None:
         begin = time.monotonic()
         launch(4, lambda _: {}, deadline=5)
         best = min(best, time.monotonic() - begin)
-    assert best < 0.5  # about 0.02 s on an idle machine
+    assert best < 2.0  # about 0.02 s on an idle machine; to import torch takes longer
 
 
 def test_a_thread_in_the_way_is_named() -> None:

@@ -15,13 +15,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from echelon.cluster.launch import Member, launch
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def addresses() -> list[str]:
     """Where this process listens, as the kernel knows it."""
     lines = subprocess.run(
-        ["ss", "-Hltnp"], capture_output=True, text=True, timeout=10, check=True
+        ["ss", "-Hltnp"], capture_output=True, text=True, timeout=60, check=True
     ).stdout.splitlines()
     mine = [line.split()[3] for line in lines if f"pid={os.getpid()}," in line]
     return [address.rpartition(":")[0] for address in mine]
@@ -54,6 +54,6 @@ def test_gloo_and_the_store_are_not_reachable_from_outside(
         assert set(found) <= {"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"}, found
         return {"total": float(total), "found": found}
 
-    found = launch(3, work, deadline=10)
+    found = launch(3, work, deadline=30)
     assert found["total"] == 3.0
     assert len(found["found"]) >= 2  # the store's and gloo's
