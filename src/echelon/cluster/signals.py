@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
@@ -21,14 +21,15 @@ class Ends(NamedTuple):
 
 @contextmanager
 def caught() -> Iterator[Ends]:
-    """While inside, each SIGINT and SIGTERM is one byte to read from this pipe."""
+    """While inside, each SIGINT and SIGTERM is one byte to read from this pipe.
+
+    The byte is written when the signal comes. A handler in Python could not do it: it runs
+    between two lines of Python, so for a signal just before a wait begins only after that wait.
+    Other signals that have a handler in Python are in the pipe too.
+    """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        with suppress(BlockingIOError):  # thousands are waiting already
-            os.write(writer, bytes([number]))
-
-    before = {number: signal.signal(number, note) for number in FORWARDED}
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _written) for number in FORWARDED}
     # Where the end of children is ignored, nobody learns how they ended.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -36,8 +37,13 @@ def caught() -> Iterator[Ends]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(woken)
         os.close(reader)
         os.close(writer)
+
+
+def _written(_number: int, _frame: FrameType | None) -> None:
+    """It is in the pipe already."""
 
 
 @contextmanager
@@ -52,6 +58,7 @@ def held_back() -> Iterator[None]:
 
 def as_new() -> None:
     """Give a member the handlers a fresh Python process has, and let signals in."""
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Members are not in the terminal's foreground group, yet they may write to it.

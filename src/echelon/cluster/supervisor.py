@@ -20,6 +20,7 @@ from echelon.cluster.crew import Child, Crew
 from echelon.cluster.fault import Fault
 from echelon.cluster.pulse import Beat, Pulses
 from echelon.cluster.relay import Relay
+from echelon.cluster.signals import FORWARDED
 from echelon.cluster.verdict import End, named
 from echelon.track.text import warn
 
@@ -98,7 +99,7 @@ class Supervisor:
 
     def _forward(self) -> None:
         """Each signal goes once to every member."""
-        for number in os.read(self._signals, _CHUNK):
+        for number in filter(FORWARDED.__contains__, os.read(self._signals, _CHUNK)):
             last, self._last = self._last, (number, time.monotonic())
             if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
                 continue
