@@ -29,8 +29,8 @@ from echelon.comm.segment import PAGE
 from echelon.core.errors import PeerError
 
 # Counters, each on a cache line of its own.
-TICKET, LEFT, READY, BEGUN, REDUCED = range(5)
-_COUNTED = (TICKET, READY, BEGUN, REDUCED)
+TICKET, LEFT, READY, FREED, REDUCED = range(5)
+_COUNTED = (TICKET, READY, FREED, REDUCED)
 _LINE = 64 // 8
 _WORDS = PAGE // 8
 _ROWS = 1024 // 8  # where the rows begin, in words

@@ -115,6 +115,9 @@ class Filling:
             self._full = full
             self._filled(full)
 
+    def release(self) -> None:
+        """Nobody else reads these results."""
+
     def _missing(self, collective: Collective, absent: Sequence[int], lacking: float) -> list[int]:
         """Parameters without a gradient everywhere. `lacking`: so many members lack some."""
         if lacking < collective.count:

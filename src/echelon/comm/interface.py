@@ -27,12 +27,12 @@ class Sums:
 class GradientSum(Protocol):
     """Where the members' gradients meet: flat buckets, the last parameters first.
 
-    begin → put … put (or put_all) → finish → scale_, norm, clamp_ as needed → begin …
+    begin → put … put (or put_all) → finish → scale_, norm, clamp_ as needed → release → begin …
     """
 
     results: list[Tensor]
     """Per parameter, shaped and strided like it; the mean is found here after `finish`, and is
-    good until the next `begin`. May be shared with other members: read only."""
+    good until `release`. May be shared with other members: read only."""
     shared: bool
     """Whether `results` is memory others read too."""
     slots: list[Tensor]
@@ -54,6 +54,10 @@ class GradientSum(Protocol):
 
     def finish(self) -> Sums:
         """Wait for all. (Σ gradient) / (Σ row[0]) is then in `results`; zeros if Σ row[0] is 0."""
+        ...
+
+    def release(self) -> None:
+        """This member has read the results. The next `begin` says so too, later than need be."""
         ...
 
     def scale_(self, factor: float) -> None:

@@ -8,7 +8,7 @@
 
 A bucket is reduced by its owners as soon as all members have filled it, mostly while backward goes
 on. The results lie in member 0's segment, so member 0 writes no gradient of the next update before
-all have begun that one, and so are done with these results.
+all have released these results. They do so when their step is made: a forward pass earlier.
 
 Between hosts, members of the same place within their host add up their slices over the wire. A host
 with more members than another has some that own no slice.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from echelon.comm.board import BEGUN, READY, REDUCED, UPDATES, Board
+from echelon.comm.board import FREED, READY, REDUCED, UPDATES, Board
 from echelon.comm.filling import Filling
 from echelon.comm.interface import MOST_IN_ROW, Collective, Sums
 from echelon.comm.kernels import PIECE, Divider, square_sum
@@ -91,6 +91,9 @@ class SlicedSum(Filling):
         )
         return self._sums(absent)
 
+    def release(self) -> None:
+        self._board.post(FREED, self._update)
+
     def scale_(self, factor: float) -> None:
         torch._foreach_mul_([parts[0] for parts in self._owned], factor)
         self._board.barrier()
@@ -126,13 +129,13 @@ class SlicedSum(Filling):
         self._reduced = 0
         self._shelf = UPDATES + (self._update & 1)
         self._board.write(self._shelf, [0.0, *self._row])
-        self._board.post(BEGUN, self._update)
+        self._board.post(FREED, self._update - 1)
 
     def _enter(self) -> None:
         self._entered = True
         if self._board.index == 0:
-            what = "it was awaited to begin update {}"
-            self._board.wait(BEGUN, self._update, what, self._update)
+            what = "it was awaited to be done with update {}"
+            self._board.wait(FREED, self._update - 1, what, self._update - 1)
 
     def _absent(self, absent: Sequence[int]) -> None:
         if absent:

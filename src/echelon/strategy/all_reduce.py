@@ -117,6 +117,9 @@ class AllReduce(Synchronous):
         elif clip.value is not None:
             self._sum.clamp_(clip.value)
 
+    def _applied(self) -> None:
+        self._sum.release()
+
     def _evaluate(self, micro: Sequence[Batch]) -> Stats:
         if self.model.training and self._buffers and not self._lockstep:
             # Each member's batch statistics are of its own samples: all look with the first one's.

@@ -169,7 +169,7 @@ def test_the_first_member_waits_for_readers_of_its_results_and_notices_if_one_en
         sums.begin([1.0])
         start = time.monotonic()
         with pytest.raises(
-            PeerError, match=r"member 1 \(pid \d+\) ended; it was awaited to begin update 2"
+            PeerError, match=r"member 1 \(pid \d+\) ended; it was awaited to be done with update 1"
         ):
             sums.put(0, torch.full((100_000,), 5.0))
         return time.monotonic() - start
