@@ -8,6 +8,7 @@ import typer
 
 from echelon.cli import config, doctor, evaluate, predict, runs, train
 from echelon.cluster.environment import calm_threads
+from echelon.cluster.heap import keep_freed_memory
 from echelon.core.errors import EchelonError, UserError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command("doctor")(doctor.doctor)
 def main() -> None:
     """Run a command; a fault that was meant becomes one line and an exit code."""
     calm_threads()
+    keep_freed_memory()
     try:
         app()
     except UserError as error:

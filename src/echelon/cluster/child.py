@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from echelon.cluster import signals
 from echelon.cluster.environment import stay_on_loopback
 from echelon.cluster.fault import fault_of
+from echelon.cluster.heap import keep_freed_memory
 from echelon.cluster.member import Member, encoded
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import Relay, RelayThread
@@ -61,6 +62,7 @@ def _settle(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
     os.setpgid(0, 0)
     pipes.keep_only(index)
     stay_on_loopback()
+    keep_freed_memory()
     _close_stdin()
     if index != 0:
         _speak_through(pipes.voices[index])
