@@ -45,8 +45,8 @@ def run(
     body: Body,
     *,
     hosts: str | None = None,
-    patience: float = 10.0,
-    within: float = 30.0,
+    patience: float = 30.0,
+    within: float = 100.0,
     may_die: Sequence[int] = (),
 ) -> list[Any]:
     """What `body(group)` returned in each member, None for one that died, or froze, and may.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from echelon.comm import Group
 
 from .processes import bits, run, traces
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 WAYS = [
     pytest.param(1, None, "Solo", id="alone"),
@@ -123,24 +122,25 @@ def test_a_meeting_lets_nobody_through_early() -> None:
 
 
 def test_members_on_too_few_cores_do_not_crawl() -> None:
-    """A member that kept its core while it waits would make each meeting last a time slice."""
+    """A member that kept its core while it waits would make each meeting last a time slice.
+
+    Judged by its own time on the core: who else has work there does not matter.
+    """
 
     def body(group: Group) -> Any:
         core = min(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {core})
         collective = group.collective()
         sums = collective.gradients([torch.zeros(1000)])
-        taken = []
-        for _ in range(300):
-            start = time.monotonic()
+        start = time.process_time()
+        for _ in range(100):
             collective.sum([1.0])
             sums.begin([1.0])
             sums.put_all([torch.ones(1000)])
             sums.finish()
-            taken.append(time.monotonic() - start)
-        return statistics.median(taken)
+        return (time.process_time() - start) / 100
 
-    assert max(run(4, body)) < 0.004
+    assert max(run(4, body)) < 0.0015  # 0.15 ms; 3.5 ms where it is kept
 
 
 @pytest.mark.parametrize(("count", "hosts", "kind"), WAYS)

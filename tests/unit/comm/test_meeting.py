@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cluster.shared import is_alive, wait_for
 
 from echelon.comm import Group, Place
 from echelon.comm.peers import Peer, Watch
@@ -18,7 +19,7 @@ from echelon.core.errors import PeerError
 
 from .processes import run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def free_port() -> int:
@@ -72,16 +73,16 @@ def test_a_member_that_does_not_come_is_named() -> None:
     start = time.monotonic()
     with pytest.raises(PeerError, match=r"member 1 did not come to the meeting .* within 0\.3 s"):
         Group(Place(0, 2, deadline=0.3))
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 20.0
 
 
 def test_a_meeting_whose_server_ended_is_said() -> None:
     def body(group: Group) -> Any:
         collective = group.collective()
-        collective.barrier()
+        server = int(collective.sum([0.0 if group.index else float(os.getpid())])[0])
         if group.index == 0:
             os._exit(3)
-        time.sleep(0.3)
+        wait_for(lambda: not is_alive(server))
         with pytest.raises(PeerError, match=r"the meeting at 127\.0\.0\.1:\d+ cannot be reached"):
             group.collective()
         return True
@@ -99,10 +100,11 @@ def test_a_member_that_ended_before_all_were_connected_is_named(hosts: str | Non
             group.collective()
         return [str(caught.value), time.monotonic() - start]
 
-    message, took = run(2, body, hosts=hosts, may_die=[1], patience=0.7)[0]
+    patience = 30.0 if hosts is None else 1.0
+    message, took = run(2, body, hosts=hosts, may_die=[1], patience=patience)[0]
     if hosts is None:
         assert "ended; its memory was awaited" in message
-        assert took < 1.0
+        assert took < 10.0
     else:
         assert "did not come to the meeting" in message
 
