@@ -10,7 +10,7 @@ import torch
 from echelon.cluster.launch import Member, launch
 from echelon.comm.group import Group
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 def run(count: int, work: Callable[[Group], Any]) -> Any:

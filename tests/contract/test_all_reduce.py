@@ -15,7 +15,7 @@ from echelon.models.mlp import MLP, MLPOptions
 from . import members, networks
 from .jobs import difference, strategy, weights
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 MOMENTUM = OptimizerSection(name="momentum", lr=0.05)
 # Of attention's key biases the gradient is exactly nothing but noise, which a small eps blows up.

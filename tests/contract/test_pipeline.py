@@ -23,7 +23,7 @@ from . import members, networks
 from .jobs import difference, strategy
 from .pipelines import ADAM, MOMENTUM, batches, copied, piped, steps, task
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PLAIN, BY_NORM, BY_VALUE = ClipSection(), ClipSection(norm=0.05), ClipSection(value=0.01)
 

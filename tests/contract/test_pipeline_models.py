@@ -20,7 +20,7 @@ from . import members, networks
 from .jobs import difference, strategy
 from .pipelines import batches, copied, piped, steps, task
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 class ByHand(nn.Module):

@@ -19,7 +19,7 @@ from . import members, networks
 from .jobs import difference
 from .pipelines import ADAM, batches, copied, piped, steps, task
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_an_update_that_is_not_finite_is_refused_by_all_who_name_the_layer() -> None:

@@ -22,7 +22,7 @@ from echelon.core.types import Ask, Parallel, Stats
 from . import members, networks
 from .jobs import cut, difference, steps, strategy
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 LEVELS = ("optimizer", "gradients", "parameters")
 MOMENTUM = OptimizerSection(name="momentum", lr=0.05)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from echelon.core.errors import NonFiniteError
 from echelon.track import Store
 
-from .command import DIGITS, last_json, shelf, start, wait_for
+from .command import DEADLINE, DIGITS, last_json, shelf, start, wait_for
 from .command import echelon as command
 from .test_api import model, pairs, task, train
 
@@ -38,7 +38,7 @@ def test_a_live_run_cannot_be_resumed_and_is_not_disturbed(tmp_path: Path) -> No
             assert "is still running" in refused.stderr
         assert Store(tmp_path / "runs").run("last").status == "running"
         os.kill(live.pid, signal.SIGINT)
-        live.communicate(timeout=30)
+        live.communicate(timeout=DEADLINE)
     assert Store(tmp_path / "runs").run("last").status == "stopped"
 
 

@@ -12,7 +12,7 @@ import echelon
 from .command import final_weights
 from .test_workers import difference, killed
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 JOB: dict[str, Any] = {
     "data": {"name": "digits"},

@@ -88,7 +88,7 @@ def test_stops_when_its_time_is_over(tmp_path: Path) -> None:
         echelon("train", *MLP, "epochs=null", "minutes=0.02", "--json", "-q", folder=tmp_path)
     )
     assert "minutes are over" in done["reason"]
-    assert 1.0 < done["seconds"] < 15
+    assert 1.0 < done["seconds"] < 100
 
 
 def test_a_diverging_run_fails_names_the_layer_and_keeps_finite_weights(tmp_path: Path) -> None:

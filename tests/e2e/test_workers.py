@@ -16,10 +16,11 @@ import torch
 
 import echelon as package
 from echelon import Task, cross_entropy
+from tests.cluster.shared import SOON
 
-from .command import echelon, final_weights, last_json, shelf, start, wait_for
+from .command import DEADLINE, echelon, final_weights, last_json, shelf, start, wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PLAIN = [
     "task=classify",
@@ -87,7 +88,7 @@ def test_ctrl_c_ends_every_process_with_a_checkpoint_to_go_on_from(tmp_path: Pat
         wait_for(lambda: shelf(tmp_path).versions(), stopped)
         pids = members(stopped)
         os.kill(stopped.pid, signal.SIGINT)
-        output, errors = stopped.communicate(timeout=30)
+        output, errors = stopped.communicate(timeout=DEADLINE)
     assert stopped.returncode == 130, errors
     assert "stopped by SIGINT" in output
     assert "Traceback" not in errors
@@ -106,10 +107,10 @@ def killed(folder: Path, *settings: str) -> tuple[int, str]:
         pids = members(run)
         os.kill(pids[1], signal.SIGKILL)
         began = time.monotonic()
-        _, errors = run.communicate(timeout=30)
+        _, errors = run.communicate(timeout=DEADLINE)
         took = time.monotonic() - began
     assert run.returncode == 1
-    assert took < 5
+    assert took < SOON
     assert gone(pids)
     return pids[1], errors
 
@@ -126,12 +127,12 @@ def test_a_killed_member_is_named_and_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_frozen_member_is_named_when_the_deadline_is_over(tmp_path: Path) -> None:
-    settings = (*PLAIN, *TWO, *LONG, "sync.deadline=1.5")
+    settings = (*PLAIN, *TWO, *LONG, "sync.deadline=3")
     with start("train", *settings, "-q", folder=tmp_path) as run:
         wait_for(lambda: shelf(tmp_path).versions(), run)
         pids = members(run)
         os.kill(pids[1], signal.SIGSTOP)
-        _, errors = run.communicate(timeout=30)
+        _, errors = run.communicate(timeout=DEADLINE)
     assert run.returncode == 1
     assert f"member 1 of 2 (pid {pids[1]} on " in errors
     assert "Traceback" not in errors
@@ -160,10 +161,8 @@ def task():
 
 def test_one_members_exception_is_shown_once_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TASK)
-    began = time.monotonic()
     done = echelon("train", "task=mine.py:task", *TWO, "epochs=1000", "-q", folder=tmp_path)
     assert done.returncode == 1
-    assert time.monotonic() - began < 20
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ZeroDivisionError: seven") == 2  # the traceback's end, and the error
     assert "error: member 1 of 2" in done.stderr
@@ -189,7 +188,7 @@ def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=DEADLINE,
         check=False,
     )
     found = last_json(done)
