@@ -14,6 +14,8 @@ from torch import Tensor
 
 from echelon.checkpoint import Shelf
 
+from .forks import Command
+
 DEADLINE = 150.0
 
 # Dropout and augmentation on purpose: both have to come back exactly after a kill.
@@ -31,6 +33,14 @@ DIGITS = [
 
 def echelon(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    with start(*arguments, folder=folder) as command:
+        output, errors = command.communicate(timeout=DEADLINE)
+    assert command.returncode is not None
+    return subprocess.CompletedProcess(arguments, command.returncode, output, errors)
+
+
+def spawned(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end as a shell would, from nothing."""
     return subprocess.run(
         [sys.executable, "-m", "echelon", *arguments],
         cwd=folder,
@@ -42,16 +52,9 @@ def echelon(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, folder: Path) -> Command:
     """Begin a command and leave it running."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "echelon", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
+    return Command(arguments, folder)
 
 
 def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -64,12 +67,12 @@ def shelf(folder: Path, run: str = "classify-0001") -> Shelf:
     return Shelf(folder / "runs" / run / "checkpoints")
 
 
-def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_for(what: Callable[[], object], process: Command) -> None:
     """Until `what` holds; a process that ends first shows its output."""
     deadline = time.monotonic() + DEADLINE
     while not what():
         if process.poll() is not None:
-            raise AssertionError(f"ended with {process.returncode}:\n{process.stderr.read()}")  # type: ignore[union-attr]
+            raise AssertionError(f"ended with {process.returncode}:\n{process.errors}")
         assert time.monotonic() < deadline, "nothing happened in time"
         time.sleep(0.005)
 

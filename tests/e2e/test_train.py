@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .command import DIGITS, echelon, last_json, shelf
+from .command import DIGITS, echelon, last_json, shelf, spawned
 
 MLP = ["data.name=digits", "model={name: mlp, hidden: [64]}", "epochs=8", "optimizer.lr=5e-3"]
 
@@ -20,7 +20,7 @@ def test_trains_reports_evaluates_and_predicts(tmp_path: Path) -> None:
         "optimizer: {name: adam, lr: 5e-3}\nepochs: 8\n",
         encoding="utf-8",
     )
-    done = last_json(echelon("train", "job.yaml", "batch_size=64", "--json", folder=tmp_path))
+    done = last_json(spawned("train", "job.yaml", "batch_size=64", "--json", folder=tmp_path))
     assert done["metrics"]["accuracy"] > 0.9
     assert done["samples"] == 8 * 1438
     assert done["steps"] == 8 * 23

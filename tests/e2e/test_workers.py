@@ -19,6 +19,7 @@ from echelon import Task, cross_entropy
 from tests.cluster.shared import SOON
 
 from .command import DEADLINE, echelon, final_weights, last_json, shelf, start, wait_for
+from .forks import Command
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,7 +42,7 @@ def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) ->
     return max(float((left[n] - right[n]).abs().max() / right[n].abs().max()) for n in left)
 
 
-def members(supervisor: subprocess.Popen[str]) -> list[int]:
+def members(supervisor: Command) -> list[int]:
     listed = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text()
     return [int(pid) for pid in listed.split()]
 
