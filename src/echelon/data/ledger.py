@@ -8,6 +8,10 @@ from typing import Any
 from echelon.core.errors import RunError
 from echelon.core.types import Lease
 from echelon.data.ledger_epoch import EpochPage, Proof
+from echelon.data.record import Record
+
+_NOTHING = [-1] * len(Record._fields)
+"""A record that no commit continues."""
 
 
 class LedgerError(AssertionError):
@@ -28,6 +32,8 @@ class Ledger:
         self._pages: dict[int, EpochPage] = {}
         # An epoch that was consumed whole and exactly once is kept as its first and last version.
         self._whole: dict[int, tuple[int, int]] = {}
+        self._records: list[list[int]] = []
+        self._record = _NOTHING
 
     def leases(self, epoch: int, size: int) -> Iterator[Lease]:
         """Lease what is free in ascending order, at most `size` at a time.
@@ -53,6 +59,27 @@ class Ledger:
         if page is None or not page.out.take(start, stop):
             raise self._refusal(lease, version)
         page.commit(start, stop, version)
+        record = self._record
+        if start == record[2] and version == record[4] + 1 and epoch == record[0]:
+            record[2], record[4] = stop, version
+        else:
+            self._note(epoch, start, stop, version, version)
+
+    def leave_out(self, lease: Lease, version: int) -> None:
+        """Record that this lease is consumed at `version`, which it did not change."""
+        epoch, start, stop = lease
+        page = self._page(epoch)
+        if not page.out.take(start, stop):
+            raise LedgerError(f"{lease} is left out but was not out on lease")
+        page.commit(start, stop, version)
+        self._note(epoch, start, stop, version + 1, version)
+        self._record = _NOTHING  # an update to the next version is no part of it
+
+    def drain(self) -> list[Record]:
+        """What was recorded since this was last called, for a journal."""
+        found = [Record(*record) for record in self._records]
+        self._records, self._record = [], _NOTHING
+        return found
 
     def give_back(self, lease: Lease) -> None:
         """Return a lease, or a part of one that is not committed."""
@@ -105,6 +132,11 @@ class Ledger:
         self._pages = {
             saved["epoch"]: EpochPage.restored(self.samples, saved) for saved in state["parts"]
         }
+        self._records, self._record = [], _NOTHING
+
+    def _note(self, *record: int) -> None:
+        self._record = list(record)
+        self._records.append(self._record)
 
     def _page(self, epoch: int) -> EpochPage:
         page = self._pages.get(epoch)
@@ -129,4 +161,5 @@ class Ledger:
         if not page.done.overlap(start, stop):
             return LedgerError(f"{lease} is committed but was not out on lease")
         count = page.commit_again(start, stop, version)
+        self._note(epoch, start, stop, version, version)
         return LedgerError(f"{count} samples of {lease} are committed a second time")

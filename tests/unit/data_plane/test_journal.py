@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import signal
@@ -17,10 +18,10 @@ import pytest
 from echelon.core.errors import DataError
 from echelon.data.journal import JOURNAL, Journal, JournalError, entries
 
+# The file by itself: all of echelon.data would import torch first.
 WRITER = """
-import sys, pathlib
-from echelon.data.journal import Journal
-journal = Journal(pathlib.Path(sys.argv[1]))
+import sys, pathlib, runpy
+journal = runpy.run_path(sys.argv[1])["Journal"](pathlib.Path(sys.argv[2]))
 for n in range(10**9):
     journal.add("stalled", member=n, text="é" * 200)
 """
@@ -128,7 +129,8 @@ def test_a_sync_that_fails_is_said(path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_every_line_of_a_killed_writer_is_whole(path: Path) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+    source = inspect.getsourcefile(Journal)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(source), str(path)])
     try:
         deadline = time.monotonic() + 60
         while not path.exists() or path.stat().st_size < 100_000:
