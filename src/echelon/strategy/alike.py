@@ -22,15 +22,20 @@ class Copying(Protocol):
 @torch.no_grad()
 def make_alike(model: nn.Module, collective: Copying, skip: Sequence[str]) -> None:
     """Copy parameters and buffers from the first member, but for those that `skip` names."""
-    named = dict(chain(model.named_parameters(), model.named_buffers()))
+    names: dict[Tensor, list[str]] = {}  # a tied one has several
+    for name, tensor in chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        names.setdefault(tensor, []).append(name)
+    known = list(chain.from_iterable(names.values()))
     for pattern in skip:
-        if not any(fnmatchcase(name, pattern) for name in named):
+        if not any(fnmatchcase(name, pattern) for name in known):
             raise ConfigError(
-                unknown("sync.skip_init: parameter", pattern, named), ("sync", "skip_init")
+                unknown("sync.skip_init: parameter", pattern, known), ("sync", "skip_init")
             )
     chosen = [
         tensor.detach()
-        for name, tensor in named.items()
-        if tensor.numel() and not any(fnmatchcase(name, pattern) for pattern in skip)
+        for tensor, its in names.items()
+        if tensor.numel() and not any(fnmatchcase(n, pattern) for n in its for pattern in skip)
     ]
     collective.broadcast_(chosen)

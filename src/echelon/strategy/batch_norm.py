@@ -7,6 +7,7 @@ a few hundred numbers per layer, one in forward and one in backward.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,41 +16,70 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from echelon.core.errors import TaskError
+from echelon.strategy.replica import give_back
+
 
 class Summing(Protocol):
     """The part of a collective that is needed here."""
 
+    count: int
+
     def sum_(self, tensor: Tensor) -> None: ...
+
+
+@dataclass(slots=True)
+class _Link:
+    """A layer and the members it meets."""
+
+    layer: _BatchNorm
+    number: int
+    collective: Summing
+    alone: Callable[[Tensor], Tensor]
+    """How the layer goes forward by itself."""
+    present: bool = True
+    """Whether what goes through is among the samples that count."""
 
 
 def synchronise(model: nn.Module, collective: Summing) -> bool:
     """Let every batch norm of `model` see all members' samples; says whether there is any."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    for layer in layers:
+    for number, layer in enumerate(layers):
+        link = _Link(layer, number, collective, layer.forward)
         # Patched rather than replaced: names and the user's own module stay what they are.
-        layer.forward = functools.partial(_forward, layer, collective, layer.forward)  # type: ignore[method-assign]
+        layer.forward = functools.partial(_forward, link)  # type: ignore[method-assign]
     return bool(layers)
 
 
 def unsynchronise(model: nn.Module) -> None:
     """Give the layers back as they came."""
-    for module in model.modules():
-        patched = module.__dict__.get("forward")
-        if isinstance(patched, functools.partial) and patched.func is _forward:
-            del module.__dict__["forward"]
+    for link in _links(model):
+        give_back(link.layer, link.alone)
 
 
-def _forward(layer: _BatchNorm, collective: Summing, alone: Any, x: Tensor) -> Tensor:
+def attend(model: nn.Module, present: bool) -> None:
+    """Say whether what goes through the layers from now on counts, or only keeps step."""
+    for link in _links(model):
+        link.present = present
+
+
+def _links(model: nn.Module) -> list[_Link]:
+    found = [module.__dict__.get("forward") for module in model.modules()]
+    return [f.args[0] for f in found if isinstance(f, functools.partial) and f.func is _forward]
+
+
+def _forward(link: _Link, x: Tensor) -> Tensor:
+    layer = link.layer
     if not layer.training:
-        evaluated: Tensor = alone(x)
-        return evaluated
+        return link.alone(x)
+    layer._check_input_dim(x)
     with torch.no_grad():
-        mean, var, count = _moments(x, collective)
+        mean, var, count = _moments(x if link.present else x[:0], link)
     if count <= 1 and layer.running_mean is not None:  # nothing to compare a lone value with
         return _by_running_figures(layer, x) if x.numel() else x
     _follow(layer, mean, var, count)
-    figures = _Figures(mean, var, count, layer.eps, collective)
-    y: Tensor = _Normalised.apply(x, layer.weight, layer.bias, figures)  # type: ignore[no-untyped-call]
+    figures = _Figures(mean, var, count, layer.eps, link.present)
+    y: Tensor = _Normalised.apply(x, layer.weight, layer.bias, figures, link)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -81,7 +111,8 @@ class _Figures:
     var: Tensor
     count: float
     eps: float
-    collective: Summing
+    mine: bool
+    """Whether the values at hand are among them."""
 
 
 class _Normalised(torch.autograd.Function):
@@ -94,12 +125,15 @@ class _Normalised(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         found: _Figures,
+        link: _Link,
     ) -> Tensor:
         kind = torch.promote_types(x.dtype, torch.float32)
-        figures = found.mean.to(kind), found.var.to(kind)
-        ctx.save_for_backward(x, weight, *figures)
-        ctx.found = found
-        return F.batch_norm(x, *figures, weight, bias, training=False, eps=found.eps)
+        mean, var = found.mean.to(kind), found.var.to(kind)
+        ctx.kinds = [None if values is None else values.dtype for values in (weight, bias)]
+        weight, bias = (None if values is None else values.to(kind) for values in (weight, bias))
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.found, ctx.link = found, link
+        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=found.eps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -108,29 +142,32 @@ class _Normalised(torch.autograd.Function):
         torch's kernel adds up in double precision, which these sums need: they nearly cancel out.
         """
         x, weight, mean, var = ctx.saved_tensors
-        dy, around = gradient.contiguous(memory_format=_layout(x)), _around(x)
+        found, kind = ctx.found, x.dtype
+        x = x.to(mean.dtype)  # half precision would round what nearly cancels out
+        dy = gradient.to(mean.dtype).contiguous(memory_format=_layout(x))
         if x.numel():
             dx, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
-                dy, x, weight, mean, var, None, None, False, ctx.found.eps, [True, True, True]
+                dy, x, weight, mean, var, None, None, False, found.eps, [True, True, True]
             )
         else:  # the kernel divides by the number of samples
             dx, d_weight, d_bias = dy, torch.zeros_like(mean), torch.zeros_like(mean)
         both = torch.stack([d_bias, d_weight]).double().cpu()
-        ctx.found.collective.sum_(both)
-        mean_dy, mean_dot = (both / max(ctx.found.count, 1)).to(x.device)
-        deviation = (var.double() + ctx.found.eps).rsqrt()
-        scale = deviation if weight is None else deviation * weight
-        slope = mean_dot * deviation * scale
-        # dx - scale·mean_dy - x̂·scale·mean_dot, with x̂ = (x - mean)·deviation
-        shift = mean * slope - mean_dy * scale
-        dx = dx.addcmul_(x, slope.to(dx.dtype).view(around), value=-1)
-        dx = dx.add_(shift.to(dx.dtype).view(around))
-        if weight is None:
-            return dx, None, None, None
-        return dx, d_weight, d_bias, None
+        _sum_(both, ctx.link, backward=True)
+        if found.mine:
+            mean_dy, mean_dot = (both / max(found.count, 1)).to(x.device)
+            deviation = (var.double() + found.eps).rsqrt()
+            scale = deviation if weight is None else deviation * weight
+            slope = mean_dot * deviation * scale
+            # dx - scale·mean_dy - x̂·scale·mean_dot, with x̂ = (x - mean)·deviation
+            shift, around = mean * slope - mean_dy * scale, _around(x)
+            dx = dx.addcmul_(x, slope.to(dx.dtype).view(around), value=-1)
+            dx = dx.add_(shift.to(dx.dtype).view(around))
+        d_affine = zip((d_weight, d_bias), ctx.kinds, strict=True)
+        own = [None if wanted is None else values.to(wanted) for values, wanted in d_affine]
+        return dx.to(kind), *own, None, None
 
 
-def _moments(x: Tensor, collective: Summing) -> tuple[Tensor, Tensor, float]:
+def _moments(x: Tensor, link: _Link) -> tuple[Tensor, Tensor, float]:
     """Mean, variance and number of values per channel, over all members, in double precision.
 
     A member may have no samples at all; it still takes part, for the others count on it.
@@ -143,11 +180,28 @@ def _moments(x: Tensor, collective: Summing) -> tuple[Tensor, Tensor, float]:
         )
         mean, var = mean.double().cpu(), var.double().cpu()
         sums[0], sums[1], sums[2] = mine, mine * mean, mine * (var + mean.square())
-    collective.sum_(sums)
+    _sum_(sums, link, backward=False)
     count = max(float(sums[0, 0]), 1.0)
     mean = sums[1] / count
     var = (sums[2] / count - mean.square()).clamp_(min=0)
     return mean.to(x.device), var.to(x.device), float(sums[0, 0])
+
+
+def _sum_(values: Tensor, link: _Link, *, backward: bool) -> None:
+    """Over all members, if all are in the same place: else numbers of two layers would be mixed.
+
+    Only if all say the same number are Σ n = count · n and Σ n² = count · n².
+    """
+    number = float(2 * link.number + 1 + backward)
+    marks = torch.tensor([number, number * number], dtype=torch.float64)
+    board = torch.cat([values.view(-1), marks])
+    link.collective.sum_(board)
+    if not torch.equal(board[-2:], marks * link.collective.count):
+        raise TaskError(
+            "members went through different layers: batch norm over all of them needs every "
+            "member to use the same ones (sync.batch_norm: local does not)"
+        )
+    values.copy_(board[:-2].view_as(values))
 
 
 def _dims(x: Tensor) -> list[int]:

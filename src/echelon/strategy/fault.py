@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from echelon.core.types import Batch
 from echelon.optim import gradients
@@ -82,8 +83,8 @@ def bad_layer(
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            bad = isinstance(output, Tensor) and not torch.isfinite(output).all()
-            if bad and not found:
+            given = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            if not found and not all(bool(torch.isfinite(leaf).all()) for leaf in given):
                 found.append(name)
 
         return hook

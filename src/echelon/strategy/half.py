@@ -65,15 +65,25 @@ def _survives(dtype: torch.dtype) -> bool:
     child = os.fork()
     if child == 0:
         _try(dtype)
+    status = None
+    try:
+        status = _awaited(child)
+    finally:
+        if status is None:  # too slow, or this process was interrupted: nobody is left behind
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return status == 0
+
+
+def _awaited(child: int) -> int | None:
+    """How it ended; None if it did not in time."""
     deadline = time.monotonic() + _DEADLINE
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status) == 0
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+    return None
 
 
 def _try(dtype: torch.dtype) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from echelon.core.errors import CheckpointError, ConfigError, TaskError
@@ -19,6 +22,8 @@ from echelon.models import Normalise
 from echelon.strategy.half import make_usable
 
 _COMPILERS = ("g++", "clang++", "c++")
+Home: TypeAlias = "tuple[dict[str, Tensor], str]"
+"""Where a buffer is: those of its module, and its name among them."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -27,8 +32,7 @@ def build_model(task: Task, numerics: Numerics) -> nn.Module:
     model = task.model if isinstance(task.model, nn.Module) else task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"task.model gave a {type(model).__name__}: it must be a torch nn.Module")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise TaskError(f"{type(model).__name__} has no parameter to train")
+    _check_trainable(model)
     make_usable(numerics.device, numerics.precision)
     model.to(numerics.device)
     if numerics.device.type == "cpu":
@@ -36,11 +40,61 @@ def build_model(task: Task, numerics: Numerics) -> nn.Module:
     if numerics.recompute:
         for block in blocks(model):
             # Patched rather than wrapped: parameter names stay what they are.
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = _recomputing(block, compiled=numerics.compile)
     if numerics.compile:
         _check_compiler(numerics.device)
         model.compile()
     return model
+
+
+def _check_trainable(model: nn.Module) -> None:
+    """Refuse what no strategy can train, before anything is built on it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise TaskError(
+                f"layer {name!r} makes sparse gradients, which are not supported: "
+                f"build it with sparse=False"
+            )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise TaskError(
+                f"parameter {name!r} has no shape yet: give its layer the number of its inputs"
+            )
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise TaskError(
+                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, which is "
+                f"not supported: keep real and imaginary parts in one of floats "
+                f"(torch.view_as_complex)"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise TaskError(f"{type(model).__name__} has no parameter to train")
+
+
+def _recomputing(block: nn.Module, *, compiled: bool) -> Callable[..., Any]:
+    """Running statistics move when samples go forward, not when they are recomputed."""
+    again = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    norms = [module for module in block.modules() if isinstance(module, _NormBase)]
+    if compiled or not norms:  # the compiler sees to it itself, and takes no context
+        return again
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        homes = [home for norm in norms for home in moving_buffers(norm)]
+        return nullcontext(), unmoved(homes)
+
+    return functools.partial(again, context_fn=contexts)
+
+
+@contextlib.contextmanager
+def unmoved(homes: Sequence[Home]) -> Iterator[None]:
+    """Whatever is done to these buffers meanwhile is done to copies."""
+    own = [held[name] for held, name in homes]
+    for (held, name), buffer in zip(homes, own, strict=True):
+        held[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for (held, name), buffer in zip(homes, own, strict=True):
+            held[name] = buffer
 
 
 def _channels_last(model: nn.Module) -> None:
@@ -69,15 +123,16 @@ def trainable(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
     return [name for name, _ in named], [parameter for _, parameter in named]
 
 
-def moving_buffers(model: nn.Module) -> list[Tensor]:
-    """Buffers that a forward pass may change, such as batch norm's statistics."""
-    fixed = {
-        id(buffer)
-        for module in model.modules()
-        if isinstance(module, Normalise)
-        for buffer in module.buffers()
-    }
-    return [buffer for buffer in model.buffers() if id(buffer) not in fixed]
+def moving_buffers(model: nn.Module) -> list[Home]:
+    """Where the buffers are that a forward pass may change, such as batch norm's statistics."""
+    homes: dict[Tensor, Home] = {}
+    for module in model.modules():
+        if isinstance(module, Normalise):
+            continue
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                homes.setdefault(buffer, (cast("dict[str, Tensor]", module._buffers), name))
+    return list(homes.values())
 
 
 def release(model: nn.Module) -> None:
@@ -85,7 +140,14 @@ def release(model: nn.Module) -> None:
     for module in model.modules():
         patched = module.__dict__.get("forward")
         if isinstance(patched, functools.partial) and patched.func is checkpoint:
-            del module.__dict__["forward"]
+            give_back(module, patched.args[0])
+
+
+def give_back(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Undo a patch: `forward` is the module's own again, or what was patched in before."""
+    del module.__dict__["forward"]
+    if module.forward != forward:
+        module.forward = forward
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -108,6 +170,6 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def autocast(numerics: Numerics) -> Callable[[], AbstractContextManager[object]]:
     """Enter this around forward and loss."""
     if numerics.precision == "fp32":
-        return contextlib.nullcontext
+        return nullcontext
     kind, dtype = numerics.device.type, _DTYPES[numerics.precision]
     return lambda: torch.autocast(kind, dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from echelon.core.errors import TaskError
 from echelon.optim import gradients
-from echelon.strategy.synchronous import Met, Synchronous
+from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 
 
 class Single(Synchronous):
@@ -13,6 +15,6 @@ class Single(Synchronous):
     def _meet(self) -> Met:
         grads, weight = self._grads(), self._weight
         if not grads:
-            raise TaskError("no parameter got a gradient: does the loss depend on the model?")
-        finite = weight <= 0 or gradients.finish_(grads, weight * self._scaler.scale)
+            raise TaskError(NO_GRADIENT)
+        finite = 0 < weight < math.inf and gradients.finish_(grads, weight * self._scaler.scale)
         return Met(self._loss_sum.item(), weight, finite, int(self._comm.asked))

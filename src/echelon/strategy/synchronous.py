@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Parallel, Shard, Stats, Update
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.fault import explain
+from echelon.strategy.pair import as_pair
 from echelon.strategy.replica import (
     autocast,
     build_model,
@@ -32,6 +34,8 @@ from echelon.strategy.replica import (
     release,
     trainable,
 )
+
+NO_GRADIENT = "no parameter got a gradient: does the loss depend on the model?"
 
 
 class Met(NamedTuple):
@@ -79,8 +83,7 @@ class Synchronous(ABC):
         spare_compiler()
         self._stepper = Stepper(self._optimizer(), self.model.named_parameters())
         self._join()
-        self._buffers = moving_buffers(self.model)
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._find_buffers()
         self.model.train()
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
@@ -90,7 +93,7 @@ class Synchronous(ABC):
         if not self.model.training:
             self.model.train()
         if self._buffers:  # batch statistics move in forward, before the update is known to be good
-            torch._foreach_copy_(self._kept, self._buffers)
+            self._keep_buffers()
         self._micro, self._loss_sum, self._weight = micro, torch.zeros(()), 0.0
         last = len(micro) - 1
         for at, batch in enumerate(micro):
@@ -111,7 +114,7 @@ class Synchronous(ABC):
         if met.weight <= 0:
             raise TaskError(f"step {self.version + 1}: the loss gave its batch a weight of 0")
         if not met.finite or not math.isfinite(met.loss_sum):
-            return self._refuse()
+            return self._refuse(met)
         self._scaler.update(finite=True)
         self._clip()
         if self._inspector is not None and self._inspector.due(self.version + 1):
@@ -209,10 +212,11 @@ class Synchronous(ABC):
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
         with self._autocast():
-            loss_sum, weight = self._loss(self._forward(self.model, batch), batch)
-        return loss_sum, float(weight)
+            return as_pair(self._loss(self._forward(self.model, batch), batch))
 
     def _backward(self, loss_sum: Tensor) -> None:
+        if not loss_sum.requires_grad:
+            raise TaskError(NO_GRADIENT)
         scale = self._scaler.scale
         (loss_sum if scale == 1.0 else loss_sum * scale).backward()
 
@@ -226,9 +230,9 @@ class Synchronous(ABC):
         for batch in micro:
             with self._autocast():
                 output = self._forward(self.model, batch)
-                loss_sum, weight = self._loss(output, batch)
-            loss_total += loss_sum.to("cpu", torch.float64)
-            weight_total += float(weight)
+                loss_sum, weight = as_pair(self._loss(output, batch))
+            loss_total += loss_sum.to("cpu", torch.float64).view(())
+            weight_total += weight
             for name, metric in self._metrics.items():
                 part = metric.measure(output, batch)
                 totals[name] = totals[name] + part if name in totals else part
@@ -243,21 +247,42 @@ class Synchronous(ABC):
             {name: gradient for name, (_, gradient) in found.items()},
         )
 
-    def _refuse(self) -> Update:
-        """A non-finite update is never applied. A scaled one is worth another try."""
-        self._restore_buffers()
-        reason = self._explain()
+    def _refuse(self, met: Met) -> Update:
+        """A non-finite update is never applied. One whose gradients alone are spoilt is worth
+        another try if they were scaled: the loss itself does not depend on the scale."""
+        reason = f"step {self.version + 1}: the loss gave its batch a weight of {met.weight}"
+        if math.isfinite(met.weight):
+            self._restore_buffers()
+            with self._autocast():
+                reason = self._explain()
         self._restore_buffers()
         self._clear()
+        if not self._scaler.enabled or not math.isfinite(met.loss_sum + met.weight):
+            raise NonFiniteError(reason)
         self._scaler.update(finite=False)
-        if self._scaler.enabled and not self._scaler.exhausted:
-            reason += f"; tried again with loss scale {self._scaler.scale:g}"
-            return Update(committed=False, version=self.version, reason=reason)
-        raise NonFiniteError(reason)
+        if self._scaler.exhausted:
+            raise NonFiniteError(reason)
+        reason += f"; tried again with loss scale {self._scaler.scale:g}"
+        return Update(committed=False, version=self.version, reason=reason)
+
+    def _find_buffers(self) -> None:
+        self._buffer_homes = moving_buffers(self.model)
+        self._buffers = [held[name] for held, name in self._buffer_homes]
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def _keep_buffers(self) -> None:
+        now = [held.get(name) for held, name in self._buffer_homes]
+        if any(map(is_not, now, self._buffers)):  # a model may put others in their place
+            self._find_buffers()
+        else:
+            torch._foreach_copy_(self._kept, self._buffers)
 
     def _restore_buffers(self) -> None:
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
+        if not self._buffers:
+            return
+        for (held, name), buffer in zip(self._buffer_homes, self._buffers, strict=True):
+            held[name] = buffer
+        torch._foreach_copy_(self._buffers, self._kept)
 
     def _clear(self) -> None:
         self._micro = ()
