@@ -13,19 +13,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.core.errors import TaskError
 from echelon.core.types import Batch, Shard, Stats
-from echelon.data.batch import emptied
 from echelon.optim import gradients
 from echelon.optim.stepper import reads_gradients_only
 from echelon.strategy.agree import agree
 from echelon.strategy.alike import make_alike
-from echelon.strategy.batch_norm import synchronise, unsynchronise
+from echelon.strategy.batch_norm import attend, synchronise, unsynchronise
 from echelon.strategy.fault import blame
-from echelon.strategy.synchronous import Met, Synchronous
+from echelon.strategy.padding import Pad, Padding
+from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.totals import total
 
 EARLY = 1 << 20
@@ -36,6 +37,9 @@ class AllReduce(Synchronous):
     """The members of the `data` axis."""
 
     _comm: Group
+    _absent = False
+    """Whether batch norm was told that this member's samples do not count."""
+    _hooks: Sequence[RemovableHandle] = ()
 
     def _place(self) -> None:
         self.shard = Shard(self._comm.index, self._comm.count)
@@ -52,15 +56,21 @@ class AllReduce(Synchronous):
         self._open = False
         self._given = [False] * len(self._parameters)
         self._own: list[Tensor] | None = None
-        if self._sum.shared and not reads_gradients_only(self._stepper.optimizer):
+        optimizer = self._stepper.optimizer
+        changed = optimizer._optimizer_step_pre_hooks or not reads_gradients_only(optimizer)
+        if self._sum.shared and changed:
             self._own = [torch.empty_like(result) for result in self._sum.results]
-        if self._early:
-            for at, parameter in enumerate(self._parameters):
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
+            for at, parameter in enumerate(self._parameters if self._early else ())
+        ]
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        if self._absent:
+            self._attend(present=True)
         if self._lockstep and backward:
-            micro = self._padded(micro)
+            # As many passes as the others make, for members meet in them.
+            micro = [*micro, *self._padding.pads(micro, self._numerics.micro)]
         return super().compute(micro, backward=backward)
 
     def total(self, stats: Stats) -> Stats:
@@ -75,6 +85,8 @@ class AllReduce(Synchronous):
     def _ready(self, at: int, parameter: Tensor) -> None:
         """Backward is done with a parameter; its gradient is final if this is the last one."""
         if self._open and parameter.grad is not None:
+            if self._given[at]:
+                raise TaskError(came_twice(self._names[at]))
             self._sum.put(at, parameter.grad)
             self._given[at] = True
             parameter.grad = None
@@ -91,7 +103,7 @@ class AllReduce(Synchronous):
         for at in sums.missing:
             self._parameters[at].grad = None
         if len(sums.missing) == len(self._parameters):
-            raise TaskError("no parameter got a gradient: does the loss depend on the model?")
+            raise TaskError(NO_GRADIENT)
         _, weight, loss_sum, asked = sums.row
         return Met(loss_sum, weight, sums.finite, int(asked))
 
@@ -118,21 +130,36 @@ class AllReduce(Synchronous):
             self._sum.clamp_(clip.value)
 
     def _applied(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        """This member has read the gradients."""
         self._sum.release()
 
     def _evaluate(self, micro: Sequence[Batch]) -> Stats:
-        if self.model.training and self._buffers and not self._lockstep:
-            # Each member's batch statistics are of its own samples: all look with the first one's.
-            self._peers.broadcast_(self._buffers)
+        self._share_buffers()
         return super()._evaluate(micro)
 
-    def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
-        """As many forward passes as the others make, for they contain sums over all members."""
-        missing = self._numerics.micro - len(micro)
-        if missing <= 0:
-            return micro
-        seen = micro[0] if micro else self._task.train.gather(torch.zeros(1, dtype=torch.int64))
-        return [*micro, *[emptied(seen)] * missing]
+    def _share_buffers(self) -> None:
+        """What moves with each member's own samples: all look with the first one's."""
+        if self.model.training and self._buffers:
+            self._find_buffers()
+            self._peers.broadcast_(self._buffers)
+
+    @functools.cached_property
+    def _padding(self) -> Padding:
+        return Padding(self._peers, self._numerics.device)
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
+        if not isinstance(batch, Pad):
+            return super()._loss_of(batch)
+        self._attend(present=False)
+        loss_sum, _ = super()._loss_of(batch)
+        return loss_sum * 0.0, 0.0
+
+    def _attend(self, *, present: bool) -> None:
+        self._absent = not present
+        attend(self.model, present)
 
     def _explain(self) -> str:
         """Looked into by each member alone, so without layers that wait for the others."""
@@ -144,4 +171,13 @@ class AllReduce(Synchronous):
 
     def close(self) -> None:
         unsynchronise(self.model)
+        for hook in self._hooks:
+            hook.remove()
         super().close()
+
+
+def came_twice(name: str) -> str:
+    return (
+        f"the gradient of {name!r} came in several parts, as if its layer were used twice under "
+        f"checkpoint(use_reentrant=True): give it use_reentrant=False"
+    )

@@ -12,12 +12,12 @@ from echelon.comm.solo import Solo
 from echelon.core.errors import CheckpointError, TaskError
 from echelon.core.types import Batch, Parallel, Sparse
 from echelon.models.gpt import GPT, GPTOptions
+from echelon.strategy.padding import Pad, Padding, _described, _made
 from echelon.strategy.sharded import slabs as slabs_module
 from echelon.strategy.sharded.axes import lengths
 from echelon.strategy.sharded.freeing import give_back_large
 from echelon.strategy.sharded.fully import units
 from echelon.strategy.sharded.optimizer import divide
-from echelon.strategy.sharded.padding import Padding, _described, _made
 from echelon.strategy.sharded.pieces import in_row
 from echelon.strategy.sharded.reduction import Reduction
 from echelon.strategy.sharded.slabs import Slabs
@@ -128,19 +128,27 @@ def test_tied_parameters_stay_with_the_model_and_large_layers_are_gathered_by_th
     assert found == [f"{at}.{part}".rstrip(".") for at in (1, 2) for part in block]
 
 
-def test_a_batch_without_samples_is_made_from_words() -> None:
-    sparse = Sparse(torch.zeros(3).long(), torch.ones(3), torch.tensor([0, 2, 3]), 9)
-    batch: Batch = {"x": sparse, "y": torch.zeros(2, 4, 5, dtype=torch.int16)}
-    made = _made(_described(batch))
-    column, label = made["x"], made["y"]
+def test_a_member_without_samples_goes_along_with_one_that_is_known() -> None:
+    sparse = Sparse(torch.tensor([4, 2, 7]), torch.ones(3), torch.tensor([0, 2, 3]), 9)
+    batch: Batch = {"x": sparse, "y": torch.arange(40, dtype=torch.int16).view(2, 4, 5)}
+    padding = Padding(Solo(), torch.device("cpu"))
+    assert padding.most(3) == 3
+    assert padding.pads([batch], 1) == []
+    pad, again = padding.pads([batch], 3)
+    assert pad is again
+    assert isinstance(pad, Pad)
+    column, label = pad["x"], pad["y"]
     assert isinstance(column, Sparse)
     assert isinstance(label, torch.Tensor)
-    assert (column.width, column.offsets.tolist(), column.values.dtype) == (9, [0], torch.float32)
-    assert (label.shape, label.dtype) == (torch.Size([0, 4, 5]), torch.int16)
-    padding = Padding(Solo())
-    assert padding.most(3) == 3
-    assert len(padding.empties([batch], 3)) == 2
-    assert padding.empties([batch], 1) == []
+    assert (column.indices.tolist(), column.offsets.tolist()) == ([4, 2, 4, 2], [0, 2, 4])
+    assert torch.equal(label, torch.arange(20).view(1, 4, 5).expand(2, 4, 5))
+    (known,) = padding.pads([], 1)
+    assert torch.equal(known["y"], label)  # type: ignore[arg-type]
+    made = _made(_described(pad), torch.device("cpu"))
+    assert isinstance(made["x"], Sparse)
+    assert isinstance(made["y"], torch.Tensor)
+    assert (made["x"].width, made["x"].values.dtype, len(made["x"].indices)) == (9, torch.float32, 4)
+    assert (made["y"].shape, made["y"].dtype) == (torch.Size([2, 4, 5]), torch.int16)
 
 
 def test_members_along_the_axes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from echelon.core.errors import TaskError
 from echelon.core.protocols import Inspector
 from echelon.optim import gradients
 from echelon.strategy.sharded.pieces import Piece
-from echelon.strategy.synchronous import Met, Synchronous
+from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 
 
 class Divided(Synchronous):
@@ -43,9 +44,12 @@ class Divided(Synchronous):
         for piece, part in zip(self._held(), parts, strict=True):
             piece.local.grad = part
         if all(part is None for part in parts):
-            raise TaskError("no parameter got a gradient: does the loss depend on the model?")
-        finite = weight <= 0 or self._finish(weight * self._scaler.scale)
+            raise TaskError(NO_GRADIENT)
+        finite = 0 < weight < math.inf and self._finish(weight * self._scaler.scale)
         return Met(loss_sum, weight, finite, int(asked))
+
+    def _release(self) -> None:
+        """Nobody else reads these gradients."""
 
     def _finish(self, divisor: float) -> bool:
         grads = self._local_grads()

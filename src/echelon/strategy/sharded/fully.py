@@ -29,39 +29,64 @@ UNIT = 8 << 20
 """Bytes; a larger layer is gathered by itself, a smaller one with what is around it."""
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, group: Collective | None) -> None:
+def shard(
+    model: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh, group: Collective | None
+) -> None:
     """Lay the model out over the mesh: along its last axis divided, along any other repeated.
 
+    `parts`: what is gathered at once, inner parts first; the rest of the model is another one.
     `group`: what to gather and sum with along the last axis, in place of torch's own.
     """
+    parts = [*parts, model]
+    _check_divisible(model, parts)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
+    names = {module: name for name, module in model.named_modules()}
+    for number, part in enumerate(parts):
+        _shard_one(part, mesh)
+        if group is not None:
+            _exchange_by(group, number, names[part], part)
+
+
+def _check_divisible(model: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Refuse what torch cannot divide, and would say so of in the middle of a step."""
+    other = "or take sharded.level gradients"
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise TaskError(
                 f"parameter {name!r} is a single number, which torch cannot divide: give it the "
-                f"shape [1], or take sharded.level gradients"
+                f"shape [1], {other}"
             )
-        parameter.data = parameter.data.contiguous()
-    for part in [*units(model), model]:
-        _shard_one(part, mesh, group)
+        if parameter.numel() == 0:
+            raise TaskError(f"parameter {name!r} is empty: leave it out, {other}")
+    names, inside = {p: name for name, p in model.named_parameters()}, set[nn.Parameter]()
+    for part in parts:
+        own = [p for p in part.parameters() if p not in inside]
+        trained = [p for p in own if p.requires_grad]
+        if odd := [p for p in trained if p.dtype != trained[0].dtype]:
+            raise TaskError(
+                f"parameters {names[trained[0]]!r} and {names[odd[0]]!r} are of different kinds "
+                f"({trained[0].dtype}, {odd[0].dtype}) in one part of the model, which torch "
+                f"cannot divide: make them alike, {other}"
+            )
+        inside.update(own)
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once, inner parts first: repeated parts, and large layers within them.
+    """What may be gathered at once, inner parts first: repeated parts, and large layers.
 
     A parameter that is also used elsewhere has to be whole all the time, as part of the model.
     """
-    chosen: list[nn.Module] = []
-    for block in blocks(model):
-        if block is not model:
-            chosen += [*_large_parts(block), block]
     uses = Counter(parameter for _, parameter in _all_parameters(model))
+    chosen = _parts(model, {block for block in blocks(model) if block is not model})
     return [unit for unit in chosen if _is_callable(unit) and _is_apart(unit, uses)]
 
 
-def _large_parts(module: nn.Module) -> Iterator[nn.Module]:
+def _parts(module: nn.Module, repeated: set[nn.Module]) -> Iterator[nn.Module]:
     for child in module.children():
-        if sum(parameter.nbytes for parameter in child.parameters()) >= UNIT:
-            yield from _large_parts(child)
+        yield from _parts(child, repeated)
+        size = sum(parameter.nbytes for parameter in child.parameters())
+        if child in repeated or size >= UNIT:
             yield child
 
 
@@ -110,17 +135,20 @@ def watch(model: nn.Module, seen: Callable[[str], None]) -> None:
             cast(nn.Module, module).register_forward_pre_hook(partial(look, prefix))
 
 
-def _shard_one(part: nn.Module, mesh: DeviceMesh, group: Collective | None) -> None:
+def _shard_one(part: nn.Module, mesh: DeviceMesh) -> None:
     part.register_forward_hook(_not_a_view)
     sharded: FSDPModule = fully_shard(part, mesh=mesh)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
     sharded.set_reduce_scatter_unused_params(True)
-    if group is not None:
-        sharded.set_custom_all_gather(cast(Any, AllGather(group)))
-        sharded.set_custom_reduce_scatter(cast(Any, ReduceScatter(group)))
-        # Nothing is gathered ahead (but what is there already): nothing would be won by it.
-        sharded.set_modules_to_backward_prefetch([sharded])
+
+
+def _exchange_by(group: Collective, number: int, name: str, part: nn.Module) -> None:
+    sharded = cast(FSDPModule, part)
+    sharded.set_custom_all_gather(cast(Any, AllGather(group, number, name)))
+    sharded.set_custom_reduce_scatter(cast(Any, ReduceScatter(group, number, name)))
+    # Nothing is gathered ahead (but what is there already): nothing would be won by it.
+    sharded.set_modules_to_backward_prefetch([sharded])
 
 
 def _not_a_view(_part: nn.Module, _args: Any, output: Any) -> Any:

@@ -20,6 +20,7 @@ class GradientsLevel(Divided, OptimizerLevel):
     def _join(self) -> None:
         self._divide()
         self._reduction = Reduction(self._peers, self._parameters, self._slabs)
+        self._hooks = self._reduction.hooks
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         stats = super().compute(micro, backward=backward)

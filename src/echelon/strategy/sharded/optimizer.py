@@ -61,16 +61,22 @@ def check_divisible(optimizer: Optimizer) -> None:
 
 
 def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
-    """Let it hold this member's parts in place of whole parameters."""
+    """Let it hold this member's parts in place of whole parameters. Others (frozen ones, that a
+    user's optimizer may know of) it keeps."""
     check_divisible(optimizer)
     kept = dict(optimizer.state)
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if state := kept.pop(parameter, None):
-                piece = parameters[parameter]
+            piece, state = parameters.get(parameter), kept.pop(parameter, None)
+            if piece is None:
+                optimizer.state |= {parameter: state} if state else {}
+            elif state:
                 optimizer.state[piece.local] = _kept(piece, state, index)
-        group["params"] = [parameters[parameter].local for parameter in group["params"]]
+        group["params"] = [
+            parameters[parameter].local if parameter in parameters else parameter
+            for parameter in group["params"]
+        ]
 
 
 def whole_state(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from echelon.comm.interface import Collective
 from echelon.optim import Stepper
@@ -43,7 +43,9 @@ class OptimizerLevel(AllReduce):
         pieces = self._slabs.pieces
         optimizer = self._stepper.optimizer
         divide(optimizer, dict(zip(self._parameters, pieces, strict=True)), group.index)
-        self._stepper = Stepper(optimizer, [(piece.name, piece.local) for piece in pieces])
+        frozen = [(name, p) for name, p in self.model.named_parameters() if not p.requires_grad]
+        parts = [(piece.name, piece.local) for piece in pieces]
+        self._stepper = Stepper(optimizer, [*parts, *frozen])
 
     def _meet(self) -> Met:
         met = super()._meet()
@@ -64,6 +66,7 @@ class OptimizerLevel(AllReduce):
     def _applied(self) -> None:
         with torch.no_grad():
             self._slabs.share(self._shards)
+        self._release()
 
     def _optimizer_state(self) -> dict[str, Any]:
         return whole_state(super()._optimizer_state(), self._slabs.pieces, self._shards, gathered)
@@ -76,3 +79,8 @@ class OptimizerLevel(AllReduce):
         super()._clear()
         for piece in self._slabs.pieces:
             piece.local.grad = None
+
+    def close(self) -> None:
+        if isinstance(self._task.model, nn.Module):
+            self._slabs.let_go(self._parameters)
+        super().close()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError
@@ -22,14 +21,16 @@ from echelon.optim import Stepper
 from echelon.strategy.agree import agree
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.fault import blame, explain_together
+from echelon.strategy.padding import Pad
 from echelon.strategy.ready import as_factory
+from echelon.strategy.replica import unmoved
 from echelon.strategy.sharded import fully
 from echelon.strategy.sharded.axes import lengths, sharded_group
 from echelon.strategy.sharded.divided import Divided
 from echelon.strategy.sharded.freeing import give_back_large
 from echelon.strategy.sharded.optimizer import divide, own_state, whole_state
-from echelon.strategy.sharded.padding import Padding
 from echelon.strategy.sharded.pieces import Piece, gathered
+from echelon.strategy.sharded.uses import first_samples, used_outside
 
 
 class ParametersLevel(Divided, AllReduce):
@@ -43,7 +44,6 @@ class ParametersLevel(Divided, AllReduce):
         super()._place()
         device = self._numerics.device
         self._shards: Collective = sharded_group(self._comm, self._peers, self._parallel, device)
-        self._padding = Padding(self._peers)
         self._seen_names: set[str] = set()
         self._forward = functools.partial(_go_forward, self._task.forward)
         self._sees_all, self._lockstep = self._lockstep, self._peers.count > 1
@@ -53,8 +53,21 @@ class ParametersLevel(Divided, AllReduce):
         data, along = lengths(self._parallel, "sharded", self._comm.count)
         axes = {"sharded": along} if data == 1 else {"data": data, "sharded": along}
         mesh = self._comm.mesh(axes, device=device)
-        fully.shard(self.model, mesh, self._shards if device.type == "cpu" else None)
+        own = self._shards if device.type == "cpu" else None
+        fully.shard(self.model, self._units(device), mesh, own)
         fully.watch(self.model, self._seen_names.add)
+
+    def _units(self, device: torch.device) -> list[nn.Module]:
+        """Whose weights nobody uses but they themselves, as far as the first samples show it."""
+        parts = fully.units(self.model)
+        samples = first_samples(self._task, device)
+        if samples is None:
+            return parts
+        with self._autocast():
+            outside = used_outside(self.model, parts, lambda: self._forward(self.model, samples))
+        found = torch.tensor([part in outside for part in parts], dtype=torch.int64)
+        self._peers.sum_(found)
+        return [part for part, times in zip(parts, found.tolist(), strict=True) if not times]
 
     def _join(self) -> None:
         named = list(self.model.named_parameters())
@@ -65,38 +78,27 @@ class ParametersLevel(Divided, AllReduce):
         optimizer = self._stepper.optimizer
         divide(optimizer, self._pieces, self._shards.index)
         self._trained = [self._pieces[parameter] for parameter in self._parameters]
-        self._stepper = Stepper(optimizer, [(piece.name, piece.local) for piece in self._trained])
+        held = self._pieces.values()
+        self._stepper = Stepper(optimizer, [(piece.name, piece.local) for piece in held])
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         if self._lockstep and not backward:
             return self._evaluate_together(micro)
         return super().compute(micro, backward=backward)
 
-    def _padded(self, micro: Sequence[Batch]) -> Sequence[Batch]:
-        return [*micro, *self._padding.empties(micro, self._numerics.micro)]
-
     def _evaluate_together(self, micro: Sequence[Batch]) -> Stats:
-        empties = self._padding.empties(micro, self._padding.most(len(micro)))
-        if self.model.training and self._buffers and not self._sees_all:
-            self._peers.broadcast_(self._buffers)  # batch statistics are of own samples only
+        pads = self._padding.pads(micro, self._padding.most(len(micro)))
         stats = super().compute(micro, backward=False)
-        self.model.eval()
         with torch.inference_mode(), self._autocast():
-            for batch in empties:
+            for batch in pads:
                 self._forward(self.model, batch)
         return stats
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
-        if batch is not self._padding.empty:
+        if self._sees_all or not isinstance(batch, Pad):
             return super()._loss_of(batch)
-        # Losses may divide by the number of samples: a sum of nothing is always 0.
-        before = [] if self._sees_all else [buffer.clone() for buffer in self._buffers]
-        with self._autocast():
-            output = self._forward(self.model, batch)
-        if before:
-            torch._foreach_copy_(self._buffers, before)
-        found = [leaf for leaf in tree_leaves(output) if _is_trained(leaf)]
-        return torch.stack([leaf.sum() for leaf in found]).sum(), 0.0
+        with unmoved(self._buffer_homes):
+            return super()._loss_of(batch)
 
     def _held(self) -> list[Piece]:
         return self._trained
@@ -157,10 +159,6 @@ def _go_forward(forward: Callable[[nn.Module, Batch], Any], model: nn.Module, ba
         return forward(model, batch)
     with torch.inference_mode(False), torch.no_grad():
         return forward(model, batch)
-
-
-def _is_trained(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
 def _check_fits(mine: dict[str, Tensor], weights: dict[str, Tensor]) -> None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from echelon.comm.interface import Collective
+from echelon.core.errors import TaskError
+from echelon.strategy.all_reduce import came_twice
 from echelon.strategy.sharded.pieces import in_row
 from echelon.strategy.sharded.slabs import Slabs
 
@@ -39,8 +41,10 @@ class Reduction:
         self._next = 0
         self._fresh = True
         self._rewind()
-        for at, parameter in enumerate(parameters):
+        self.hooks = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
+            for at, parameter in enumerate(parameters)
+        ]
 
     def flush(self) -> None:
         """Backward is over: whatever has no gradient here counts as zero."""
@@ -55,12 +59,16 @@ class Reduction:
         self.seen = bytearray(len(self.seen))
 
     def _ready(self, at: int, _parameter: Tensor) -> None:
+        if self._here[at]:
+            raise TaskError(came_twice(self._slabs.pieces[at].name))
+        self._here[at] = 1
         self._lacking[self._bucket_of[at]] -= 1
         while self._next < len(self._lacking) and not self._lacking[self._next]:
             self._reduce()
 
     def _rewind(self) -> None:
         self._lacking = [len(bucket.parameters) for bucket in self._slabs.buckets]
+        self._here = bytearray(len(self._parameters))
         self._next = 0
 
     @torch.no_grad()

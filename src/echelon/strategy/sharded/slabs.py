@@ -43,6 +43,12 @@ class Slabs:
             found = [flat[cut[source]] for flat, cut in zip(self.flats, self.slices, strict=True)]
             group.broadcast_([part for part in found if part.numel()], source)
 
+    @torch.no_grad()
+    def let_go(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Each parameter in memory of its own again, as the user's model came."""
+        for parameter in parameters:
+            parameter.data = parameter.data.clone()
+
     def _piece(
         self, name: str, parameter: nn.Parameter, offset: int, cuts: Sequence[slice]
     ) -> Piece:
