@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from echelon.comm.alone import unwatched
 from echelon.comm.interface import Collective
 from echelon.comm.levels import TwoLevel
 from echelon.comm.local import Local
-from echelon.comm.peers import Peer, Watch, this_host
+from echelon.comm.peers import Peer, Watch, is_ordered, outward, this_host
 from echelon.comm.place import Place
 from echelon.comm.remote import Remote
 from echelon.comm.rendezvous import Rendezvous
@@ -38,6 +37,7 @@ class Group:
 
     def __init__(self, place: Place, *, host: str | None = None) -> None:
         self.index, self.count = place.index, place.count
+        self._pid = os.getpid()
         self.asked = 0
         self.pulse: Callable[[int, str], None] = unwatched
         self.watched = False
@@ -73,22 +73,28 @@ class Group:
         return self._world.mesh(axes)
 
     def close(self) -> None:
-        for made in reversed(self._made):
-            made.close()
-        self._made.clear()
-        if self._world is not None:
-            self._world.close()
-            self._world = None
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            self._part(meeting)
-            meeting.close()
-        self._watch.close()
+        """Each thing is closed even if another cannot be. A fork of a member is no member."""
+        if os.getpid() != self._pid:
+            return
+        with contextlib.ExitStack() as last:
+            last.callback(self._watch.close)
+            meeting, self._meeting = self._meeting, None
+            if meeting is not None:
+                last.callback(meeting.close)
+                last.callback(self._part, meeting)
+            world, self._world = self._world, None
+            if world is not None:
+                last.callback(world.close)
+            made, self._made = self._made, []
+            for collective in made:
+                last.callback(collective.close)
 
     def _introduce(self, host: str) -> list[Peer]:
-        mine = Peer(self.index, os.getpid(), host)
-        lines = self._store().gather("peers", range(self.count), mine.line())
+        meeting = self._store()
+        mine = Peer(self.index, os.getpid(), host, is_ordered(), meeting.address, meeting.seen)
+        lines = meeting.gather("peers", range(self.count), mine.line())
         peers = [Peer.read(index, line) for index, line in enumerate(lines)]
+        meeting.address = outward(mine, peers)
         self._watch = Watch(p for p in peers if p.host == host and p.index != self.index)
         return peers
 
@@ -99,7 +105,7 @@ class Group:
         self._asked_for[members] += 1
         peers = [self._peers[member] for member in members]
         hosts = _by_host(peers)
-        if device.type != "cpu" or not _ordered() or max(map(len, hosts)) == 1:
+        if device.type != "cpu" or max(map(len, hosts)) == 1:
             everybody = range(len(peers))
             return Remote(lambda name: self._wire(f"{key}/{name}", peers, everybody, device))
         at = members.index(self.index)
@@ -145,13 +151,11 @@ class Group:
 
 
 def _by_host(peers: Sequence[Peer]) -> list[list[int]]:
-    """Places of the members of each host, hosts in the order they first appear."""
-    hosts: dict[str, list[int]] = {}
+    """Places of the members that may share memory, hosts in the order they first appear.
+
+    The same for all, so that all take the same way: machines of several kinds may be among them.
+    """
+    hosts: dict[str | int, list[int]] = {}
     for place, peer in enumerate(peers):
-        hosts.setdefault(peer.host, []).append(place)
+        hosts.setdefault(peer.host if peer.ordered else peer.index, []).append(place)
     return list(hosts.values())
-
-
-def _ordered() -> bool:
-    """Whether this machine shows stores to others in the order they were made."""
-    return platform.machine() in ("x86_64", "AMD64")

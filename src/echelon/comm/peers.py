@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from echelon.comm.network import is_loopback
 
 _SETTLE = 0.25  # seconds
 
@@ -21,23 +24,46 @@ class Peer:
     pid: int
     host: str
     """The same for two members if and only if one finds the other's pid and memory."""
+    ordered: bool = True
+    """Whether its machine shows stores to others in the order they were made."""
+    address: str = ""
+    """Its own, on the way to the store."""
+    store: str = ""
+    """The store's, as seen from there."""
 
     def __str__(self) -> str:
         return f"member {self.index} (pid {self.pid})"
 
     def line(self) -> str:
-        return f"{self.pid} {self.host}"
+        return f"{self.pid} {int(self.ordered)} {self.address} {self.store} {self.host}"
 
     @classmethod
     def read(cls, index: int, line: str) -> Peer:
-        pid, _, host = line.partition(" ")
-        return cls(index, int(pid), host)
+        pid, ordered, address, store, host = line.split(" ", 4)
+        return cls(index, int(pid), host, ordered == "1", address, store)
 
 
 def this_host() -> str:
     """Host, boot and pid namespace: two containers of one machine are two hosts."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+
+
+def is_ordered() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def outward(mine: Peer, peers: Iterable[Peer]) -> str:
+    """Where members of other hosts reach this one.
+
+    On the store's own host its name may mean loopback, as it does on a fresh Debian; there the
+    address is the one by which the others found the store.
+    """
+    if is_loopback(mine.address):
+        for peer in peers:
+            if peer.host != mine.host and not is_loopback(peer.store):
+                return peer.store
+    return mine.address
 
 
 class Watch:

@@ -23,3 +23,6 @@ class Place:
     """Somebody else, such as torchrun's agent, serves the store."""
     name: str = "echelon"
     """Set apart from what else is in the store, such as an earlier try of the same run."""
+    interface: str | None = None
+    """Of the network, or several with commas between: where others reach this member. None: the
+    one on the way to the store."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from echelon.comm.bounded import bounded
+from echelon.comm.network import is_loopback
 from echelon.comm.place import Place
-from echelon.core.errors import PeerError
+from echelon.core.errors import PeerError, UserError, unknown
 
 _PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
 _CONNECT = 1.0
+GRACE = 1.0  # seconds beyond the deadline: what torch itself has to say says more
+
+T = TypeVar("T")
 
 
 class Rendezvous:
@@ -25,18 +29,21 @@ class Rendezvous:
 
     def __init__(self, place: Place) -> None:
         self.index, self.deadline = place.index, place.deadline
+        self.interfaces = _interfaces(place.interface)
         serves = place.index == 0 and not place.served
         listener = _listen(place) if serves else None
         port = listener.getsockname()[1] if listener else place.port
         self._where = f"{place.host}:{port}"
+        self._who = "torchrun's agent" if place.served else "member 0"
+        self._silent = False
         try:
-            self.address = _own_address(place.host, port, place.deadline)
+            self.address, self.seen = self._addresses(place.host, port)
         except PeerError:
             if listener is not None:
                 listener.close()
             raise
-        with self._reached():
-            self._server = TCPStore(
+        self._server = self.ask(
+            lambda: TCPStore(
                 place.host,
                 port,
                 is_master=serves,
@@ -44,6 +51,7 @@ class Rendezvous:
                 wait_for_workers=False,
                 master_listen_fd=listener.detach() if listener else None,
             )
+        )
         self.store = PrefixStore(place.name, self._server)
 
     def gather(
@@ -54,17 +62,14 @@ class Rendezvous:
         look: Callable[[int], None] | None = None,
     ) -> list[str]:
         """Every member's line, in order. `look(member)` raises if that one cannot come any more."""
-        with self._reached():
-            self.store.set(f"{key}/{self.index}", line)
+        self.ask(lambda: self.store.set(f"{key}/{self.index}", line))
         return [self._read(f"{key}/{member}", member, look) for member in members]
 
     def say(self, key: str) -> None:
-        with self._reached():
-            self.store.set(key, "")
+        self.ask(lambda: self.store.set(key, ""))
 
     def said(self, key: str) -> bool:
-        with self._reached():
-            return bool(self.store.check([key]))
+        return self.ask(lambda: bool(self.store.check([key])))
 
     def _read(self, key: str, member: int, look: Callable[[int], None] | None) -> str:
         start, pause = time.monotonic(), _PAUSE
@@ -78,13 +83,20 @@ class Rendezvous:
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
-        with self._reached():
-            return bytes(self.store.get(key)).decode()
+        return self.ask(lambda: bytes(self.store.get(key)).decode())
 
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
+    def ask(self, call: Callable[[], T]) -> T:
+        """What a call that needs the store returns; once the store is silent, all fail at once."""
         try:
-            yield
+            if self._silent:
+                raise TimeoutError
+            return bounded(call, self.deadline + GRACE)
+        except TimeoutError:
+            self._silent = True
+            raise PeerError(
+                f"the meeting at {self._where} did not answer within {self.deadline:g} s: "
+                f"{self._who} serves it, is it stopped?"
+            ) from None
         except RuntimeError as error:
             line = str(error).partition("\n")[0]
             raise PeerError(f"the meeting at {self._where} cannot be reached: {line}") from None
@@ -93,37 +105,48 @@ class Rendezvous:
         """The connection, and the server if it is ours, end with the last reference."""
         del self._server, self.store
 
+    def _addresses(self, host: str, port: int) -> tuple[str, str]:
+        """This member's on the way to the store, and the store's, as soon as it can be reached.
+
+        Other members that reach the store reach this one there, whatever its host name resolves to.
+        """
+        start = time.monotonic()
+        while True:
+            try:
+                with socket.create_connection((host, port), timeout=_CONNECT) as connection:
+                    return str(connection.getsockname()[0]), str(connection.getpeername()[0])
+            except OSError as error:
+                if time.monotonic() - start > self.deadline:
+                    raise PeerError(
+                        f"no store at {self._where} within {self.deadline:g} s ({error}): "
+                        f"{self._who} serves it, is it running?"
+                    ) from None
+                time.sleep(_LONGEST_PAUSE)
+
+
+def _interfaces(names: str | None) -> list[str]:
+    known = {name for _, name in socket.if_nameindex()}
+    asked = names.split(",") if names else []
+    for name in asked:
+        if name not in known:
+            raise UserError(unknown("network interface", name, known))
+    return asked
+
 
 def _listen(place: Place) -> socket.socket:
-    """Reachable from this host alone if that is where everybody is."""
+    """Reachable from this host alone if loopback is what was asked for.
+
+    A host's name is no such wish, even where it means loopback on that host itself.
+    """
     if place.listener is not None:
         return socket.socket(fileno=place.listener)
     try:
         family, _, _, _, found = socket.getaddrinfo(
-            place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            place.host, place.port, type=socket.SOCK_STREAM
         )[0]
-        loopback = ipaddress.ip_address(found[0]).is_loopback
-        return socket.create_server((found[0] if loopback else "", place.port), family=family)
+        here = place.host == "localhost" or is_loopback(place.host)
+        return socket.create_server((str(found[0]) if here else "", place.port), family=family)
     except OSError as error:
-        raise PeerError(
-            f"no store can be served at {place.host}:{place.port}: {os.strerror(error.errno or 0)}"
-        ) from None
-
-
-def _own_address(host: str, port: int, deadline: float) -> str:
-    """This member's address on the way to the store, as soon as the store can be reached.
-
-    Other members that reach the store reach this one there, whatever its host name resolves to.
-    """
-    start = time.monotonic()
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=_CONNECT) as connection:
-                return str(connection.getsockname()[0])
-        except OSError as error:
-            if time.monotonic() - start > deadline:
-                raise PeerError(
-                    f"no store at {host}:{port} within {deadline:g} s ({error}): "
-                    "member 0 serves it, is it running?"
-                ) from None
-            time.sleep(_LONGEST_PAUSE)
+        known = isinstance(error, socket.gaierror)
+        reason = error.strerror if known else os.strerror(error.errno or 0)
+        raise PeerError(f"no store can be served at {place.host}:{place.port}: {reason}") from None

@@ -12,9 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from echelon.comm.bounded import aside, bounded
 from echelon.comm.peers import Peer, Watch
-from echelon.comm.rendezvous import Rendezvous
+from echelon.comm.rendezvous import GRACE, Rendezvous
 from echelon.core.errors import PeerError
+
+_LINGER = 0.1  # seconds
 
 
 class Wire:
@@ -34,6 +37,7 @@ class Wire:
         self._error: PeerError | None = None
         self.failed: Callable[[PeerError], None] | None = None
         """Told when the group is broken, for those who wait for this member elsewhere."""
+        self._begun = 0
         meeting.gather(f"{key}/wire", [member.index for member in members], "", self._look)
         make = _nccl if device.type == "cuda" else _gloo
         store = PrefixStore(key, meeting.store)
@@ -42,36 +46,49 @@ class Wire:
     def begin_sum(self, tensor: Tensor) -> dist.Work:
         """Adds up in place; not there before `end`."""
         self.check()
-        work: dist.Work = self._try(lambda: self._group.allreduce([tensor]))
-        return work
+        return self._begin(lambda: self._group.allreduce([tensor]))
 
     def end(self, work: dist.Work) -> None:
         self._try(work.wait)
+        self._begun -= 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of all members, in their order."""
         self.check()
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        self.end(self._try(lambda: self._group.allgather([found], [mine])))
+        self.end(self._begin(lambda: self._group.allgather([found], [mine])))
         return [row.tolist() for row in found]
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         self.check()
         options = dist.BroadcastOptions()
         options.rootRank = source
-        self.end(self._try(lambda: self._group.broadcast([tensor], options)))
+        self.end(self._begin(lambda: self._group.broadcast([tensor], options)))
 
     def close(self) -> None:
         group, self._group = self._group, None
         if self._error is None:
             self._error = PeerError("this member has left its collective")
-        if group is not None:
+        if group is None:
+            return
+        if not self._begun:
             group.shutdown()
+            return
+        # torch frees a group only once all that was begun there has ended, or its time is up.
+        # This member has left: it does not wait for that, and its end will close the connections.
+        held = [group]
+        del group
+        aside(held.clear).join(_LINGER)
 
     def check(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _begin(self, call: Callable[[], Any]) -> dist.Work:
+        work: dist.Work = self._try(call)
+        self._begun += 1
+        return work
 
     def _look(self, member: int) -> None:
         for peer in self.members:
@@ -81,7 +98,7 @@ class Wire:
     def _try(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             self._error = PeerError(self._reason(str(error).partition("\n")[0]))
             if self.failed is not None:
                 self.failed(self._error)
@@ -104,9 +121,13 @@ def _gist(line: str) -> str:
 
 def _gloo(meeting: Rendezvous, store: Store, index: int, count: int) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.address)]
+    create = dist.ProcessGroupGloo.create_device
+    asked_for = [create(interface=name) for name in meeting.interfaces]
+    options._devices = asked_for or [create(hostname=meeting.address)]
     options._timeout = timedelta(seconds=meeting.deadline)
-    return dist.ProcessGroupGloo(store, index, count, options)
+    return bounded(
+        lambda: dist.ProcessGroupGloo(store, index, count, options), meeting.deadline + GRACE
+    )
 
 
 def _nccl(meeting: Rendezvous, store: Store, index: int, count: int) -> Any:

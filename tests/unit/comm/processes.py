@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import platform
 import signal
 import socket
 import sys
@@ -12,9 +13,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pytest
 import torch
@@ -48,13 +49,22 @@ def run(
     patience: float = 30.0,
     within: float = 100.0,
     may_die: Sequence[int] = (),
+    machines: Sequence[str] | None = None,
 ) -> list[Any]:
     """What `body(group)` returned in each member, None for one that died, or froze, and may.
 
-    `hosts`: a letter per member, the host it pretends to be on.
+    `hosts`: a letter per member, the host it pretends to be on; `machines`: what it is.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        children = [_fork(i, count, listener, body, hosts, patience) for i in range(count)]
+        places = [
+            Place(i, count, port=listener.getsockname()[1], deadline=patience) for i in range(count)
+        ]
+        kinds = machines or [platform.machine()] * count
+        names = hosts or [None] * count
+        children = [
+            _fork(place, listener, _Pretence(name, kind), body)
+            for place, name, kind in zip(places, names, kinds, strict=True)
+        ]
     try:
         _wait([child for i, child in enumerate(children) if i not in may_die], within)
         return [_answer(i, child, i in may_die) for i, child in enumerate(children)]
@@ -90,9 +100,12 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode()
 
 
-def _fork(
-    index: int, count: int, listener: socket.socket, body: Body, hosts: str | None, patience: float
-) -> Child:
+class _Pretence(NamedTuple):
+    host: str | None
+    machine: str
+
+
+def _fork(place: Place, listener: socket.socket, pretence: _Pretence, body: Body) -> Child:
     output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `run`
     answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
     pid = os.fork()
@@ -104,12 +117,12 @@ def _fork(
         os.dup2(output.fileno(), 2)
         faulthandler.disable()
         torch.set_num_threads(1)
-        port = listener.getsockname()[1]
-        own = listener.detach()
-        if index:
-            os.close(own)
-        place = Place(index, count, port=port, listener=None if index else own, deadline=patience)
-        group = Group(place, host=hosts[index] if hosts else None)
+        if place.index == 0:
+            place = replace(place, listener=listener.detach())
+        else:
+            listener.close()
+        platform.machine = lambda: pretence.machine
+        group = Group(place, host=pretence.host)
         try:
             found = body(group)
         finally:
@@ -135,9 +148,19 @@ def traces() -> dict[str, int]:
             continue
     return {
         "descriptors": len([name for name in descriptors if not name.startswith("/proc")]),
-        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "threads": _threads(),
         "segments": Path("/proc/self/maps").read_text().count("memfd:echelon"),
     }
+
+
+def _threads() -> int:
+    """Once those that were joined are gone from the kernel's list too."""
+    deadline = time.monotonic() + 1.0
+    while (count := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    return count
 
 
 def bits(tensors: Sequence[Tensor]) -> int:

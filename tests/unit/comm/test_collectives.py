@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from typing import Any
 
@@ -172,32 +171,32 @@ def test_nothing_is_left_after_closing(count: int, hosts: str | None, kind: str)
     assert used == bare
 
 
-def test_a_mesh_is_laid_out_with_its_first_axis_outermost() -> None:
-    def body(group: Group) -> Any:
-        mesh = group.mesh({"data": 2, "tensor": 2})
-        assert mesh.mesh_dim_names == ("data", "tensor")
-        value = torch.tensor([float(2**group.index)])
-        found = []
-        for axis in ("data", "tensor"):
-            total = value.clone()
-            torch.distributed.all_reduce(total, group=mesh.get_group(axis))
-            found.append(float(total))
-        again = group.mesh({"all": 4})
-        assert again.size() == 4
-        group.close()
-        assert not torch.distributed.is_initialized()
-        return found
-
-    assert run(4, body) == [[5, 3], [10, 3], [5, 12], [10, 12]]
-
-
+@pytest.mark.parametrize(
+    ("machines", "kind"),
+    [(["aarch64"] * 3, "Remote"), (["x86_64", "x86_64", "aarch64"], "TwoLevel")],
+)
 def test_machines_that_order_stores_loosely_go_through_torch(
-    monkeypatch: pytest.MonkeyPatch,
+    machines: list[str], kind: str
 ) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    """All members take the same way, also where only one of them is such a machine."""
 
     def body(group: Group) -> Any:
         collective = group.collective()
         return [type(collective).__name__, collective.sum([1.0])]
 
-    assert run(2, body) == [["Remote", [2.0]]] * 2
+    assert run(3, body, machines=machines) == [[kind, [3.0]]] * 3
+
+
+def test_the_fork_of_a_member_that_closes_its_copy_does_not_leave_for_it() -> None:
+    def body(group: Group) -> Any:
+        collective = group.collective()
+        if group.index == 1:
+            fork = os.fork()
+            if fork == 0:
+                group.close()
+                os._exit(0)
+            os.waitpid(fork, 0)
+        collective.barrier()
+        return group.collective().sum([1.0])  # the store is whole too
+
+    assert run(2, body) == [[2.0]] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import signal
 import time
@@ -208,21 +207,15 @@ def test_a_frozen_host_is_noticed_at_the_deadline() -> None:
     assert 0.8 < took < SOON
 
 
-def test_a_member_of_this_host_that_ends_is_named_through_torch_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    message, took, again, pid = run(3, failing(be_killed, many_gradients, 2), may_die=[2])[0]
+def test_a_member_of_this_host_that_ends_is_named_through_torch_too() -> None:
+    body = failing(be_killed, many_gradients, 2)
+    message, took, again, pid = run(3, body, may_die=[2], machines=["aarch64"] * 3)[0]
     assert message.startswith(f"member 2 (pid {pid}) ended; "), message
     assert took < SOON
     assert again == message
 
 
-def test_a_member_that_ends_before_all_are_connected_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-
+def test_a_member_that_ends_before_all_are_connected_is_named() -> None:
     def body(group: Group) -> Any:
         if group.index == 1:
             os._exit(3)
@@ -230,4 +223,23 @@ def test_a_member_that_ends_before_all_are_connected_is_named(
             group.collective()
         return True
 
-    assert run(2, body, may_die=[1])[0]
+    assert run(2, body, may_die=[1], machines=["aarch64"] * 2)[0]
+
+
+def test_closing_does_not_wait_for_sums_that_others_never_begin() -> None:
+    """torch would: until the deadline, which here is longer than a member may take."""
+
+    def body(group: Group) -> Any:
+        collective = group.collective()
+        sums = collective.gradients([torch.zeros(10)])
+        collective.barrier()
+        if group.index == 0:
+            sums.begin([1.0])
+            sums.put(0, torch.ones(10))
+            group.close()
+            return True
+        with pytest.raises(PeerError, match="member 0"):
+            collective.barrier()
+        return True
+
+    assert run(2, body, hosts="ab", patience=200.0) == [True, True]

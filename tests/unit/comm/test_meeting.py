@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 import torch
 from tests.cluster.shared import is_alive, wait_for
 
-from echelon.comm import Group, Place
-from echelon.comm.peers import Peer, Watch
+from echelon.comm import Group, Place, rendezvous
+from echelon.comm.network import interface_of
+from echelon.comm.peers import Peer, Watch, outward
 from echelon.comm.segment import share
-from echelon.core.errors import PeerError
+from echelon.core.errors import PeerError, UserError
 
 from .processes import run
 
@@ -67,6 +70,68 @@ def test_a_taken_port_is_refused() -> None:
 def test_a_store_that_nobody_serves_is_said_at_the_deadline() -> None:
     with pytest.raises(PeerError, match=r"no store at 127\.0\.0\.1:\d+ within 0\.2 s .* member 0"):
         Group(Place(1, 2, port=free_port(), deadline=0.2))
+
+
+def test_a_host_that_is_not_known_is_said() -> None:
+    with pytest.raises(PeerError, match=r"no store can be served at no host:0: Name or service"):
+        Group(Place(0, 2, host="no host"))
+
+
+def test_a_network_interface_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"network interface 'lol' is unknown; did you mean 'lo'"):
+        Group(Place(0, 1, interface="lo,lol"))
+
+
+def test_others_may_come_to_a_host_whose_own_name_means_loopback_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: [found])
+    for host, address in (("node7", "0.0.0.0"), ("localhost", "127.0.1.1")):
+        with rendezvous._listen(Place(0, 2, host=host)) as listening:
+            assert listening.getsockname()[0] == address
+
+
+def test_a_member_beside_the_store_is_reached_where_others_reach_the_store() -> None:
+    mine = Peer(0, 1, "a", address="127.0.0.1", store="127.0.1.1")
+    beside = Peer(1, 2, "a", address="127.0.0.1", store="127.0.1.1")
+    far = Peer(2, 1, "b", address="10.0.0.2", store="10.0.0.1")
+    assert outward(mine, [mine, beside, far]) == "10.0.0.1"
+    assert outward(far, [mine, beside, far]) == "10.0.0.2"
+    assert outward(mine, [mine, beside]) == "127.0.0.1"
+
+
+def test_peers_are_read_as_they_are_written() -> None:
+    peer = Peer(3, 17, "a host/with spaces", False, "::1", "10.0.0.1")
+    assert Peer.read(3, peer.line()) == peer
+
+
+def test_addresses_belong_to_interfaces() -> None:
+    assert interface_of("127.0.1.1") == interface_of("::1") == "lo"
+    assert interface_of("203.0.113.77") is None
+    assert interface_of("2001:db8::77") is None
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        digits, *_, name = line.split()
+        assert interface_of(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))) == name
+
+
+def test_a_store_that_stopped_does_not_hold_the_others_for_ever() -> None:
+    def body(group: Group) -> Any:
+        group.collective()
+        if group.index == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.2)  # so that it is
+        with pytest.raises(PeerError) as caught:
+            group.collective()
+        start = time.monotonic()
+        with pytest.raises(PeerError):
+            group.mesh({"all": 2})
+        return [str(caught.value), time.monotonic() - start]
+
+    message, again = run(2, body, may_die=[0], patience=0.5)[1]
+    wanted = r"the meeting at 127\.0\.0\.1:\d+ did not answer within 0\.5 s: member 0 serves it"
+    assert re.match(wanted, message), message
+    assert again < 1.0, "waited twice"
 
 
 def test_a_member_that_does_not_come_is_named() -> None:
