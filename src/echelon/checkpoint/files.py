@@ -8,17 +8,20 @@ A torn or corrupt cut is noticed by its checksums when it is read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from echelon.checkpoint.tree import flatten, owned, unflatten
+from echelon.checkpoint.tensors import size_of, write_tensors
+from echelon.checkpoint.tree import Flat, flatten, unflatten
 from echelon.core.errors import CheckpointError
 
 FORMAT = 1
@@ -28,11 +31,17 @@ _WRITING = ".writing-"
 
 def write_cut(folder: Path, state: dict[str, Any]) -> None:
     """Write `state` as the folder `folder`, all of it or nothing."""
+    write_flat(folder, flatten(state))
+
+
+def write_flat(folder: Path, flat: Flat, proceed: Callable[[], None] = lambda: None) -> None:
+    """The same for a state that was taken apart. `proceed` may raise to give up half-way."""
     aside = folder.parent / f"{_WRITING}{folder.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        _fill(aside, state)
+        _check_room(aside, size_of(flat.tensors))
+        _fill(aside, flat, proceed)
         if folder.exists():
             shutil.rmtree(folder)
         aside.rename(folder)
@@ -85,14 +94,23 @@ def is_aside(folder: Path) -> bool:
     return folder.name.startswith(_WRITING)
 
 
-def _fill(aside: Path, state: dict[str, Any]) -> None:
-    tensors, skeleton = flatten(state)
-    save_file({path: owned(tensor) for path, tensor in tensors.items()}, aside / _TENSORS)
-    (aside / _STATE).write_text(json.dumps(skeleton), encoding="utf-8")
-    files = {
-        name: {"bytes": (aside / name).stat().st_size, "crc32": _crc32(aside / name)}
-        for name in (_TENSORS, _STATE)
+def _check_room(folder: Path, size: int) -> None:
+    """Fill no disk to the brim only to find that it is too small: others write there too."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OSError(
+            errno.ENOSPC, f"No space left on device: {size:,} bytes are needed, {free:,} are free"
+        )
+
+
+def _fill(aside: Path, flat: Flat, proceed: Callable[[], None]) -> None:
+    text = json.dumps(flat.skeleton).encode()
+    (aside / _STATE).write_bytes(text)
+    written = {
+        _TENSORS: write_tensors(aside / _TENSORS, flat.tensors, proceed),
+        _STATE: (len(text), zlib.crc32(text)),
     }
+    files = {name: {"bytes": size, "crc32": crc32} for name, (size, crc32) in written.items()}
     manifest = {"format": FORMAT, "files": files}
     (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for name in (_TENSORS, _STATE, _MANIFEST):

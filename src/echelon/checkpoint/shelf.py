@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echelon.checkpoint.files import is_aside, read_cut, write_cut
+from echelon.checkpoint.files import is_aside, read_cut, write_flat
+from echelon.checkpoint.tree import Flat, flatten
 from echelon.core.errors import CheckpointError, RunError, unknown
 
 _STEP, _BEST = "step-", "best"
@@ -38,16 +39,24 @@ class Shelf:
 
     def save(self, version: int, state: dict[str, Any]) -> Path:
         """Write a cut, then let go of the oldest, and of any from a future that is no more."""
+        return self.put(version, flatten(state))
+
+    def put(self, version: int, flat: Flat, proceed: Callable[[], None] = lambda: None) -> Path:
+        """The same for a state that was taken apart; `proceed` may raise to give up half-way."""
         path = self._at(version)
-        write_cut(path, state)
+        write_flat(path, flat, proceed)
         self._sweep(version)
         return path
 
     def mark_best(self, version: int) -> None:
         """Remember a saved version as the best."""
         aside = self.folder / f".{_BEST}"
-        aside.write_text(str(version), encoding="ascii")
-        aside.replace(self.folder / _BEST)
+        try:
+            aside.write_text(str(version), encoding="ascii")
+            aside.replace(self.folder / _BEST)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise CheckpointError(f"cannot mark step {version} as the best: {error}") from error
         self._sweep(version)
 
     def load(self, which: str = "last") -> dict[str, Any]:
@@ -81,6 +90,13 @@ class Shelf:
         kept = [version for version in self.versions() if version <= newest][-self._keep :]
         for version in self.versions():
             if version not in kept and version != self.best():
-                shutil.rmtree(self._at(version))
+                self._remove(self._at(version))
         for left_behind in filter(is_aside, self.folder.iterdir()):
             shutil.rmtree(left_behind, ignore_errors=True)
+
+    def _remove(self, cut: Path) -> None:
+        """One that cannot be removed takes room, but is in nobody's way."""
+        try:
+            shutil.rmtree(cut)
+        except OSError as error:
+            self._notice(f"the old checkpoint {cut} could not be removed: {error}")

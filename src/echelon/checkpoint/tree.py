@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from echelon.core.errors import CheckpointError
@@ -12,8 +11,15 @@ from echelon.core.errors import CheckpointError
 _TENSOR, _TUPLE, _INTKEYS = "$tensor", "$tuple", "$intkeys"
 
 
-def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """Tensors by path, and the rest as plain JSON data that points to them.
+class Flat(NamedTuple):
+    """Tensors by path, and the rest as plain JSON data that points to them."""
+
+    tensors: dict[str, Tensor]
+    skeleton: Any
+
+
+def flatten(state: Any) -> Flat:
+    """Take a state apart. Nothing is copied: the tensors are those of `state`.
 
     Tensors that are one and the same (tied weights) are stored once.
     """
@@ -56,7 +62,7 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
             raise CheckpointError(f"state at {path or '/'} has keys that are not plain names")
         return inner
 
-    return tensors, walk(state, "")
+    return Flat(tensors, walk(state, ""))
 
 
 def unflatten(tensors: dict[str, Tensor], skeleton: Any) -> Any:
@@ -75,14 +81,3 @@ def unflatten(tensors: dict[str, Tensor], skeleton: Any) -> Any:
         case list():
             return [unflatten(tensors, item) for item in skeleton]
     return skeleton
-
-
-def owned(tensor: Tensor) -> Tensor:
-    """A contiguous CPU tensor that shares no storage with others, as safetensors asks for."""
-    tensor = tensor.detach().to("cpu")
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return (
-        tensor
-        if whole and tensor.is_contiguous()
-        else tensor.clone(memory_format=torch.contiguous_format)
-    )

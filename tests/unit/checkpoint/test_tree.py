@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.checkpoint.tree import flatten, owned, unflatten
+from echelon.checkpoint.tree import flatten, unflatten
 from echelon.core.errors import CheckpointError
 
 
@@ -44,11 +44,3 @@ def test_what_is_not_plain_data_is_refused_with_its_place() -> None:
 def test_a_pointer_to_a_lost_tensor_is_refused() -> None:
     with pytest.raises(CheckpointError, match="'gone' is missing"):
         unflatten({}, {"w": {"$tensor": "gone"}})
-
-
-def test_views_are_copied_before_they_are_saved() -> None:
-    base = torch.arange(10.0)
-    part = owned(base[2:5])
-    assert part.untyped_storage().nbytes() == 12
-    assert owned(base).data_ptr() == base.data_ptr(), "what is whole is not copied"
-    assert owned(base.view(2, 5).T).is_contiguous()
