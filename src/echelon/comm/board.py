@@ -34,6 +34,8 @@ _COUNTED = (TICKET, READY, FREED, REDUCED)
 _LINE = 64 // 8
 _WORDS = PAGE // 8
 _ROWS = 1024 // 8  # where the rows begin, in words
+_REASON, _LENGTH = 3072, 1024  # where in its page, in bytes, a member says why it broke down
+_CLOSED, _BROKEN = 1, 2  # what LEFT says
 UPDATES = 2  # shelves 0 and 1 hold rows of meetings, 2 and 3 of a gradient sum's updates
 
 # To yield at once is as quick as to spin where a core is free for every member, and three times as
@@ -133,40 +135,48 @@ class Board:
         # Only now: whoever ended or left may have come here before.
         late = [at for at, cell in enumerate(self._all[column]) if words[cell] < goal]
         for at in late:
-            if ended[at]:
-                self._give_up(at, f"{self.members[at]} ended; {what}")
+            if ended[at] and gone[at] != _BROKEN:
+                self._give_up(f"{self.members[at]} ended; {what}")
         for at in late:
+            if gone[at] == _BROKEN:
+                self._give_up(self._reason(at), f", as {self.members[at]} found")
             if gone[at]:
-                self._give_up(at, f"{self._parting(at, gone[at])}; {what}")
+                self._give_up(f"{self.members[at]} left; {what}")
         if waited > self._deadline and late:
             # Others may be late because they wait for it too: it is the one furthest behind.
-            last = min(late, key=self._progress)
-            reason = f"did not come within {self._deadline:g} s"
-            self._give_up(last, f"{self.members[last]} {reason}; {what}")
+            last = self.members[min(late, key=self._progress)]
+            self._give_up(f"{last} did not come within {self._deadline:g} s; {what}")
 
     def _progress(self, at: int) -> int:
         return sum(self._words[self._all[column][at]] for column in _COUNTED)
 
-    def _parting(self, at: int, left: int) -> str:
-        if left == 1:
-            return f"{self.members[at]} left"
-        return f"{self.members[left - 2]} did not come: {self.members[at]} gave up waiting for it"
-
-    def _give_up(self, on: int, message: str) -> NoReturn:
-        error = PeerError(message)
-        self.fail(error, 2 + on)
+    def _give_up(self, reason: str, source: str = "") -> NoReturn:
+        error = PeerError(reason + source)
+        self.fail(error, reason)
         raise error
 
-    def fail(self, error: PeerError, left: int = 1) -> None:
-        """From now on all calls raise this, and the others need not wait for this member."""
+    def _reason(self, at: int) -> str:
+        start = at * PAGE + _REASON
+        return bytes(self._bytes[start : start + _LENGTH]).rstrip(b"\0").decode(errors="ignore")
+
+    def fail(self, error: PeerError, reason: str | None = None) -> None:
+        """From now on all calls raise this, and the others need not wait for this member.
+
+        They tell the reason as theirs: who broke down because of another is not whom to look for.
+        """
         if self._error is None:
             self._error = error
-            self.post(LEFT, left)
+            text = (reason or str(error)).encode()[:_LENGTH]
+            start = self.index * PAGE + _REASON
+            self._bytes[start : start + len(text)] = text
+            self.post(LEFT, _BROKEN)
 
     def close(self) -> None:
         """Tell the others that this member will not come again."""
         if self._bytes.nbytes:
-            self.fail(PeerError("this member has left its collective"))
+            if self._error is None:
+                self._error = PeerError("this member has left its collective")
+                self.post(LEFT, _CLOSED)
             self._words.release()
             self._numbers.release()
             self._bytes = memoryview(b"")
