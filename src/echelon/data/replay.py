@@ -111,8 +111,10 @@ class Replay:
         version = self.base = self.version = _count(entry, "version")
         ledger, left_out = entry["ledger"], [Lease(*lease) for lease in entry["left_out"]]
         pages = [(n, [(0, self.samples)], (first, last)) for n, first, last in ledger["whole"]]
-        for page in ledger["parts"]:
-            pages.append((page["epoch"], [*page["done"], *page["twice"]], page["versions"]))
+        pages += [
+            (page["epoch"], [*page["done"], *page["twice"]], page["versions"])
+            for page in ledger["parts"]
+        ]
         records = [Record(*lease, version + 1, version) for lease in left_out]
         for epoch, ranges, (first, last) in pages:
             out = [lease for lease in left_out if lease.epoch == epoch]
@@ -163,13 +165,15 @@ class Replay:
         missing, where = record.first - self.version - 1, f"epoch {record.epoch}"
         if missing > 0:
             self._wrong(
+                record.first,
                 f"{where}: {missing:,} updates between version {self.version:,} and "
-                f"{record.first:,} are not in the journal"
+                f"{record.first:,} are not in the journal",
             )
         elif missing < 0:
             self._wrong(
+                record.first,
                 f"{where}: version {record.first:,} follows version {self.version:,}: "
-                f"positions {record.start:,} to {record.stop:,} were committed in the past"
+                f"positions {record.start:,} to {record.stop:,} were committed in the past",
             )
 
     def _rolled_back(self, entry: Entry) -> None:
@@ -180,17 +184,20 @@ class Replay:
         self._problems = [known for known in self._problems if known[0] <= version]
         self.version = version
         if version > before:
-            self._wrong(f"the run went on from version {version:,} when {before:,} was the last")
+            problem = f"the run went on from version {version:,} when {before:,} was the last"
+            self._wrong(version, problem)
         self.chronicle.rolled_back(entry, before, version)
 
     def _finished(self, entry: Entry) -> None:
         self.status = str(entry["status"])
         if (version := _count(entry, "version")) > self.version:
-            self.version, before = version, self.version
-            self._wrong(f"the run ended at version {version:,} and the commits end at {before:,}")
+            problem = (
+                f"the run ended at version {version:,} and the commits end at {self.version:,}"
+            )
+            self._wrong(version, problem)
 
-    def _wrong(self, problem: str) -> None:
-        self._problems.append((self.version, problem))
+    def _wrong(self, version: int, problem: str) -> None:
+        self._problems.append((version, problem))
 
 
 def replay(path: Path) -> Replay:
