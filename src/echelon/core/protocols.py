@@ -118,6 +118,8 @@ class Strategy(Protocol):
     model: nn.Module
     whole: bool
     """Whether `model` is all of it, and can be called by this member alone."""
+    alone: bool
+    """Whether this member can make a `state_dict` that is complete without the others."""
 
     def setup(self, task: Task, comm: Comm) -> None:
         """Build model and optimizer from the task's factories."""
@@ -142,6 +144,10 @@ class Strategy(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Whole tensors by name, whatever this member holds of them. Members call it together;
         only member 0's answer is sure to be complete."""
+        ...
+
+    def settle(self) -> bool:
+        """Give up an update that broke off; returns whether the state is that of its version."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -36,6 +36,7 @@ EARLY = 1 << 20
 class AllReduce(Synchronous):
     """The members of the `data` axis."""
 
+    alone = True
     _comm: Group
     _absent = False
     """Whether batch norm was told that this member's samples do not count."""

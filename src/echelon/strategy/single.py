@@ -12,6 +12,8 @@ from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 class Single(Synchronous):
     """Nobody to meet."""
 
+    alone = True
+
     def _meet(self) -> Met:
         grads, weight = self._grads(), self._weight
         if not grads:

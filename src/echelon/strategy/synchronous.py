@@ -53,6 +53,8 @@ class Synchronous(ABC):
     shard = Shard()
     model: nn.Module
     whole = True
+    alone = False
+    _stepping = False
 
     def __init__(
         self,
@@ -119,10 +121,12 @@ class Synchronous(ABC):
         self._clip()
         if self._inspector is not None and self._inspector.due(self.version + 1):
             self._inspect(self._inspector)
+        self._stepping = True
         self._stepper.step(self._schedule.factor(self.version))
         self._applied()
         self._clear()
         self.version += 1
+        self._stepping = False
         return Update(
             committed=True,
             version=self.version,
@@ -146,6 +150,14 @@ class Synchronous(ABC):
             "schedule": self._schedule.state_dict(),
             "scaler": self._scaler.state_dict(),
         }
+
+    def settle(self) -> bool:
+        if self._stepping:  # some parameters are an update ahead of others
+            return False
+        if self._micro:
+            self._restore_buffers()
+        self._clear()
+        return True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._load_weights(state["model"])

@@ -21,6 +21,7 @@ from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 class Divided(Synchronous):
     """To be mixed in before the strategy whose gradients are whole."""
 
+    alone = False
     _peers: Collective
     """All members."""
     _shards: Collective

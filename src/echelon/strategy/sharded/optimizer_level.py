@@ -24,6 +24,8 @@ from echelon.strategy.synchronous import Met
 class OptimizerLevel(AllReduce):
     """Gradients as in all_reduce; a step is made together."""
 
+    alone = False
+
     def _place(self) -> None:
         give_back_large()
         super()._place()

@@ -38,6 +38,8 @@ from echelon.strategy.tensor.plan import planned
 class Tensor(AllReduce):
     """All_reduce between teams. One member alone has nothing to cut."""
 
+    alone = False
+
     def setup(self, task: Task, comm: Comm) -> None:
         super().setup(task if comm.count == 1 else as_factory(task), comm)
 
