@@ -15,7 +15,7 @@ class Chronicle:
 
     def __init__(self) -> None:
         self.happenings: list[Happening] = []
-        self._begun = self._over = False
+        self._sat = self._begun = self._over = False
         self._time = 0.0
         self._open: list[int] = []
         """Losses whose recovery is not told yet."""
@@ -58,8 +58,14 @@ class Chronicle:
             seconds = round(now - happening.time, 3)
             self.happenings[place] = happening._replace(seconds=seconds)
 
-    def _sitting(self, _entry: Entry, _version: int) -> None:
-        self._begun = self._over = False
+    def _sitting(self, entry: Entry, version: int) -> None:
+        if self._sat:
+            self.happenings.append(
+                Happening(
+                    "resumed", entry["time"], version, None, f"{entry.get('workers')} workers"
+                )
+            )
+        self._sat, self._begun, self._over = True, False, False
 
     def _manned(self, _entry: Entry, _version: int) -> None:
         self._begun = True

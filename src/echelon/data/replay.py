@@ -67,6 +67,7 @@ class Replay:
         self.generations: dict[int, Generation] = {}
         self.shares: dict[int, list[tuple[int, list[float]]]] = {}
         self.chronicle = Chronicle()
+        self._latest: Record | None = None
         self._problems: list[tuple[int, str]] = []
         """What cannot be, and the version at which it came to light."""
         self._takers: dict[str, Callable[[Entry], None]] = {
@@ -97,6 +98,10 @@ class Replay:
             epoch, start, stop, *_ = part.record
             done.setdefault(epoch, Intervals()).add(start, stop)
         return done
+
+    def at_odds(self, version: int, left_out: Iterable[Lease]) -> bool:
+        """Whether going on from `version`, given what had been left out, undoes something."""
+        return len(list(_until(self.parts, version, left_out))) < len(self.parts)
 
     def _begun(self, entry: Entry) -> None:
         samples = _count(entry, "samples", 1)
@@ -147,6 +152,9 @@ class Replay:
             raise Fault("a commit before the run began")
         if not record.start < record.stop <= self.samples or record.first > record.last + 1:
             raise Fault(f"a commit of positions {record.start:,} to {record.stop:,} cannot be")
+        if record == self._latest:
+            return  # whoever wrote it was interrupted before it could know
+        self._latest = record
         member = entry.get("member")
         if member is None:
             self._check_order(record)
@@ -181,6 +189,7 @@ class Replay:
         left_out = entry.get("left_out")
         kept = None if left_out is None else [Lease(*lease) for lease in left_out]
         self.parts = list(_until(self.parts, version, kept))
+        self._latest = None
         self._problems = [known for known in self._problems if known[0] <= version]
         self.version = version
         if version > before:

@@ -13,6 +13,7 @@ from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
+from echelon.loop.clerk import Clerk
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
@@ -51,6 +52,8 @@ class Run:
     timed_out: str | None = None
     left_out: list[Lease] = field(default_factory=list)
     """Samples without a finite update, where the job says to go on without them."""
+    clerk: Clerk | None = None
+    """Whoever keeps the journal; None if it is not this member's business."""
     _wish: str | None = None
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
@@ -72,6 +75,8 @@ class Run:
             if self.limits.late(self.seconds):
                 self.comm.asked = max(self.comm.asked, Ask.TIME)
             self.observer.progressed(self.version, self._figures(self.meter.peek()))
+            if self.clerk is not None:
+                self.clerk.tick()
             self.tick_at = time.perf_counter() + TICK
         if self._is_due(self.job.track.every):
             self.observer.logged(self.version, self._figures(self.meter.read()))
@@ -169,7 +174,7 @@ class Run:
         """A non-finite update was not applied: end the run, or leave its samples out."""
         if self.job.health.non_finite == "stop":
             raise error
-        self.ledger.commit(lease, self.version)
+        self.ledger.leave_out(lease, self.version)
         self.left_out.append(lease)
         self.notice(
             f"{error}; left out {lease.size} samples (epoch {lease.epoch}, "
@@ -178,6 +183,8 @@ class Run:
 
     def cut(self) -> dict[str, Any]:
         """Everything that decides what comes next, at one version."""
+        if self.clerk is not None:
+            self.clerk.keep()  # what a checkpoint holds is in the journal before it
         return {
             "strategy": self.strategy.state_dict(),
             "ledger": self.ledger.state_dict(),

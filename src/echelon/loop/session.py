@@ -19,6 +19,7 @@ from echelon.core.errors import EchelonError, PeerError, RunError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
+from echelon.loop.clerk import journalled
 from echelon.loop.gallery import gallery
 from echelon.loop.inference import final_model
 from echelon.loop.interrupt import on_interrupt
@@ -60,7 +61,7 @@ def run_job(
             else:
                 run_id = _resumed(run, task, store, resume)
             folder = store.folder / run_id
-            with watchers:
+            with watchers, journalled(run, run_id, folder, resumed=resume is not None):
                 watchers.add(Recorder(store, run_id))
                 for name in job.track.exporters:
                     watchers.add(exporter(name, folder))
