@@ -18,7 +18,7 @@ from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, 
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import RelayThread
 from echelon.core.errors import PeerError
-from echelon.loop.interrupt import on_interrupt
+from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 from tests.cluster.test_failures import stuck
 
@@ -148,7 +148,7 @@ def twice(crowd: Crowd, act: Callable[[Member], None]) -> float:
             wait_for(lambda: all(crowd.interrupts.list()))
             if member.place.index == 0 and not pressed[0]:
                 pressed[0] = 1
-                time.sleep(supervisor.SAME_SECONDS)
+                time.sleep(SAME_SECONDS)
                 press()
             act(member)
         return {}
@@ -180,7 +180,7 @@ def test_the_third_one_kills(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if member.place.index == 0:
             while True:
-                time.sleep(2 * supervisor.SAME_SECONDS)
+                time.sleep(2 * SAME_SECONDS)
                 press()
         time.sleep(60)
 
@@ -258,7 +258,7 @@ def test_a_bug_while_stopping_is_not_hidden() -> None:
 SCRIPT = """
 import os, sys, time
 from echelon.cluster.launch import launch
-from echelon.loop.interrupt import on_interrupt
+from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 
 def work(member):
     asked = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -42,11 +43,14 @@ class Child:
             with suppress(ProcessLookupError):  # ended, not reaped yet
                 signal.pidfd_send_signal(self.handle, number)
 
+    def signal_group(self, number: int) -> None:
+        """To it and to what it started. Until it is reaped its number is nobody else's."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
     def reap(self) -> None:
         """Take note of its end, and end what it left running in its group."""
-        with suppress(ProcessLookupError, PermissionError):
-            # Before the wait: until then its number cannot belong to anybody else.
-            os.killpg(self.pid, signal.SIGKILL)
+        self.signal_group(signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         self.status = os.waitstatus_to_exitcode(status)
 
@@ -56,7 +60,10 @@ class Crew:
 
     def __init__(self, count: int, besides: Iterable[int] = ()) -> None:
         self.count = count
-        self.pipes = Pipes(count, besides)
+        try:
+            self.pipes = Pipes(count, besides)
+        except OSError as error:
+            raise _refused(f"{count} members", error) from None
         self.children: list[Child] = []
 
     @property
@@ -73,6 +80,8 @@ class Crew:
             with held_back():
                 for index in range(self.count):
                     self._fork(index, work, pulses, deadline)
+        except OSError as error:
+            raise _refused(f"member {len(self.children)} of {self.count}", error) from None
         finally:
             gc.unfreeze()
         self.pipes.keep_reading()
@@ -80,6 +89,10 @@ class Crew:
     def signal(self, number: int) -> None:
         for child in self.alive:
             child.signal(number)
+
+    def signal_groups(self, number: int) -> None:
+        for child in self.alive:
+            child.signal_group(number)
 
     def close(self) -> None:
         """Nobody is left, whatever happened before."""
@@ -101,15 +114,23 @@ class Crew:
         )
         member = Member(place, self.pipes.wires[index], pulses)
         supervisor = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            raise TrainingError(
-                f"member {index} of {self.count} could not be started: {error.strerror}"
-            ) from None
+        pid = os.fork()
         if pid == 0:
             live(member, work, self.pipes, supervisor)
-        self.children.append(Child(index, pid, self.pipes.own(os.pidfd_open(pid))))
+        self.children.append(Child(index, pid, self._handle(pid)))
+
+    def _handle(self, pid: int) -> int:
+        try:
+            return self.pipes.own(os.pidfd_open(pid))
+        except OSError:  # nobody could end it later on
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+
+
+def _refused(what: str, error: OSError) -> TrainingError:
+    hint = " (ulimit -n says how many)" if error.errno == errno.EMFILE else ""
+    return TrainingError(f"{what} could not be started: {error.strerror}{hint}")
 
 
 def _ended(handle: int, seconds: float) -> bool:

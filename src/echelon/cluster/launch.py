@@ -16,7 +16,7 @@ from echelon.cluster.supervisor import Supervisor
 from echelon.cluster.verdict import Interrupted, MemberFailed, verdict
 from echelon.core.errors import UserError
 
-__all__ = ["Interrupted", "Member", "MemberFailed", "facts_of", "launch"]
+__all__ = ["Interrupted", "Member", "MemberFailed", "facts_of", "launch", "steps_of"]
 
 
 def launch(count: int, work: Work, *, deadline: float) -> dict[str, Any]:
@@ -43,10 +43,17 @@ def launch(count: int, work: Work, *, deadline: float) -> dict[str, Any]:
     if error is None:
         return supervisor.result
     vars(error)["facts"] = supervisor.facts
+    vars(error)["steps"] = supervisor.steps
     raise error
 
 
 def facts_of(error: BaseException) -> Mapping[str, Any]:
     """What the members had told before `launch` raised this error."""
     found: Mapping[str, Any] = vars(error).get("facts", {})
+    return found
+
+
+def steps_of(error: BaseException) -> int:
+    """The updates that were made before `launch` raised this error."""
+    found: int = vars(error).get("steps", 0)
     return found

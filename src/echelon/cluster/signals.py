@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
+from echelon.loop.interrupt import wishes
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ask for an end: for members as well."""
+SUSPEND = signal.SIGTSTP
+"""Ctrl-Z."""
+_ALL = (*FORWARDED, SUSPEND)
 
 
 class Ends(NamedTuple):
@@ -21,7 +27,7 @@ class Ends(NamedTuple):
 
 @contextmanager
 def caught() -> Iterator[Ends]:
-    """While inside, each SIGINT and SIGTERM is one byte to read from this pipe.
+    """While inside, each signal that asks for an end or a pause is one byte to read from this pipe.
 
     The byte is written when the signal comes. A handler in Python could not do it: it runs
     between two lines of Python, so for a signal just before a wait begins only after that wait.
@@ -29,7 +35,8 @@ def caught() -> Iterator[Ends]:
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _written) for number in FORWARDED}
+    pauses = () if signal.getsignal(SUSPEND) == signal.SIG_IGN else (SUSPEND,)
+    before = {number: signal.signal(number, _written) for number in (*wishes(), *pauses)}
     # Where the end of children is ignored, nobody learns how they ended.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -42,6 +49,16 @@ def caught() -> Iterator[Ends]:
         os.close(writer)
 
 
+def suspend() -> None:
+    """Stop this process as Ctrl-Z would; returns when it goes on.
+
+    Where nobody could let it go on, as in a container without a shell, the kernel does not stop it.
+    """
+    before = signal.signal(SUSPEND, signal.SIG_DFL)
+    os.kill(os.getpid(), SUSPEND)
+    signal.signal(SUSPEND, before)
+
+
 def _written(_number: int, _frame: FrameType | None) -> None:
     """It is in the pipe already."""
 
@@ -49,7 +66,7 @@ def _written(_number: int, _frame: FrameType | None) -> None:
 @contextmanager
 def held_back() -> Iterator[None]:
     """While inside, signals wait: a new process has to get rid of its parent's handlers first."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
     try:
         yield
     finally:
@@ -59,11 +76,12 @@ def held_back() -> Iterator[None]:
 def as_new() -> None:
     """Give a member the handlers a fresh Python process has, and let signals in."""
     signal.set_wakeup_fd(-1)
+    for number in (*wishes(), SUSPEND):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Members are not in the terminal's foreground group, yet they may write to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
 
 
 def deaf() -> None:

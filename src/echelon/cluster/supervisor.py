@@ -1,8 +1,9 @@
 """Watches over the members until the last one has ended.
 
 a failure ─▶ 1 s to notice it by themselves ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
-the first Ctrl-C or SIGTERM ─▶ passed on: they stop at the same step, with a checkpoint
+the first Ctrl-C, SIGTERM or SIGHUP ─▶ passed on: they stop at the same step, with a checkpoint
 the second ─▶ passed on: they end at once ─▶ 2 s ─▶ SIGKILL        the third ─▶ SIGKILL
+Ctrl-Z ─▶ they are stopped, then the supervisor stops itself ─▶ fg or bg ─▶ all go on
 member 0 is done ─▶ the others have the deadline ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
 """
 
@@ -20,15 +21,14 @@ from echelon.cluster.crew import Child, Crew
 from echelon.cluster.fault import Fault
 from echelon.cluster.pulse import Beat, Pulses
 from echelon.cluster.relay import Relay
-from echelon.cluster.signals import FORWARDED
+from echelon.cluster.signals import FORWARDED, SUSPEND, suspend
 from echelon.cluster.verdict import End, named
+from echelon.loop.interrupt import SAME_SECONDS
 from echelon.track.text import warn
 
 NOTICE_SECONDS = 1.0
 TERM_SECONDS = 1.5
 IMPATIENT_SECONDS = 2.0
-SAME_SECONDS = 0.1
-"""`timeout` and others signal a process and its group, so that it comes twice: that is one wish."""
 _KILLED_SECONDS = 2.0
 _CHUNK = 1 << 16
 
@@ -56,6 +56,11 @@ class Supervisor:
         """The order in which failures and ends came to be known."""
         self._plan: list[tuple[float, int]] = []
         """(moment, signal): what the members that are left then will get."""
+
+    @property
+    def steps(self) -> int:
+        """Updates that were made: the pulse tells the one that is under way."""
+        return max((end.beat.step or 1) - 1 for end in self.ends)
 
     def watch(self) -> None:
         """Until every member has ended."""
@@ -98,8 +103,11 @@ class Supervisor:
             self._plan = plan
 
     def _forward(self) -> None:
-        """Each signal goes once to every member."""
-        for number in filter(FORWARDED.__contains__, os.read(self._signals, _CHUNK)):
+        """Each wish to end goes once to every member."""
+        came = os.read(self._signals, _CHUNK)
+        if SUSPEND in came:
+            self._suspend()
+        for number in filter(FORWARDED.__contains__, came):
             last, self._last = self._last, (number, time.monotonic())
             if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
                 continue
@@ -110,6 +118,15 @@ class Supervisor:
             self._crew.signal(number)
             if len(self.forwarded) == 2:
                 self._end_by((IMPATIENT_SECONDS, signal.SIGKILL))
+
+    def _suspend(self) -> None:
+        """The terminal stops its foreground group, which members are not in."""
+        self._crew.signal_groups(signal.SIGSTOP)
+        began = time.monotonic()
+        suspend()
+        stopped = time.monotonic() - began
+        self._plan = [(moment + stopped, number) for moment, number in self._plan]
+        self._crew.signal_groups(signal.SIGCONT)
 
     def _hear(self, child: Child) -> None:
         """Read what a member sent, line by line."""

@@ -1,35 +1,47 @@
-"""Ctrl-C and SIGTERM end a run between two steps, with a checkpoint; a second one ends it now."""
+"""Ctrl-C, SIGTERM or a closed terminal end a run between two steps, with a checkpoint.
+
+A second one ends it now.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+SAME_SECONDS = 0.1
+"""`timeout` and torchrun signal a process and its group, so that it comes twice: one wish."""
+
+
+def wishes() -> tuple[signal.Signals, ...]:
+    """The signals that ask for an end. Under `nohup` a closed terminal does not."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    asking = (signal.SIGINT, signal.SIGTERM)
+    return asking if ignored else (*asking, signal.SIGHUP)
+
 
 @contextmanager
 def on_interrupt(ask: Callable[[str], None]) -> Iterator[None]:
-    """While inside, the first SIGINT or SIGTERM calls `ask` with its name."""
+    """While inside, the first of these signals calls `ask` with its name."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers; its owner decides what a signal does
         return
+    came: list[float] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[number] if number == signal.SIGTERM else _at_once)
-        ask(signal.Signals(number).name)
+        came.append(time.monotonic())
+        if len(came) == 1:
+            ask(signal.Signals(number).name)
+        elif came[-1] - came[-2] >= SAME_SECONDS:
+            raise KeyboardInterrupt
 
-    before: dict[int, Any] = {
-        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in wishes()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _at_once(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -80,21 +79,6 @@ def test_a_vanishing_and_an_exploding_layer_are_named_once() -> None:
     health.inspect(30, weights, dict.fromkeys(grads, torch.ones(4)))
     health.inspect(40, weights, grads)
     assert len(said) == 4, "told again after it had recovered"
-
-
-def test_the_first_signal_asks_and_the_second_ends() -> None:
-    asked: list[str] = []
-
-    def twice() -> None:
-        with on_interrupt(asked.append):
-            os.kill(os.getpid(), signal.SIGINT)
-            assert asked == ["SIGINT"]
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
-
-    with pytest.raises(KeyboardInterrupt):
-        twice()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:

@@ -1,0 +1,56 @@
+"""Where the system gives no more processes or descriptors, one line says so and nobody is left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echelon.cluster.launch import Member, launch
+from echelon.core.errors import TrainingError
+from tests.cluster.shared import Counters, is_alive
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = itertools.islice((number for number in itertools.count() if number not in used), 20)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_too_many_members_for_the_descriptors_there_are() -> None:
+    with pytest.raises(TrainingError, match=r"30 members could not be started: .*\(ulimit -n"):
+        launch(30, lambda _: {}, deadline=5)
+
+
+def test_a_member_that_cannot_be_held_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = Counters(2)
+
+    def work(_: Member) -> dict[str, Any]:
+        time.sleep(60)
+        return {}
+
+    def refuse(pid: int) -> int:
+        pids[1 if pids[0] else 0] = pid
+        if pids[1]:
+            raise OSError(24, "Too many open files")
+        return real(pid)
+
+    real = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(TrainingError, match="member 1 of 3 could not be started: Too many open"):
+        launch(3, work, deadline=5)
+    assert pids[1]
+    assert not [pid for pid in pids.list() if is_alive(pid)]
