@@ -17,6 +17,7 @@ from echelon.core.types import Numerics, Parallel, Shard
 from echelon.data.datasets import DatasetSource
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
+from echelon.loop.fellows import Fellows
 from echelon.loop.health import LayerHealth
 from echelon.loop.limits import Limits
 from echelon.loop.run import Run
@@ -45,6 +46,7 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     return Run(
         job=job,
         comm=comm,
+        fellows=Fellows(comm, chosen.shard, job.seed),
         strategy=chosen,
         schedule=schedule,
         ledger=Ledger(len(task.train)),
@@ -109,6 +111,7 @@ def numerics(job: Job, device: torch.device) -> Numerics:
         recompute=job.recompute,
         compile=job.compile,
         micro=job.accumulate,
+        batch=job.batch_size,
     )
 
 
@@ -147,9 +150,9 @@ def check_task(job: Job, task: Task) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """`auto` takes the GPU if there is one."""
+    """`auto` takes the GPU if there is one; `cuda` without a number is this process's own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -160,6 +163,8 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(
             f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs", ("device",)
         )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -22,7 +22,7 @@ from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.open_run import KnownRun
 from echelon.optim import build_schedule
 from echelon.strategy import build
-from echelon.strategy.replica import build_model, load_weights
+from echelon.strategy.replica import build_model, load_weights, release
 from echelon.task import prepare
 from echelon.track.text import warn
 
@@ -62,17 +62,20 @@ def predict_run(known: KnownRun, task: Task, which: str) -> Iterator[Any]:
 
 def trained_model(known: KnownRun, task: Task, which: str) -> nn.Module:
     """The model with a checkpoint's weights, ready to be used."""
-    model = build_model(task, numerics(known.job, find_device(known.job.device)))
-    load_weights(model, _weights(known, which))
-    return model.eval()
+    return _ready(known.job, task, _weights(known.folder, which))
 
 
 def final_model(job: Job, task: Task, folder: Path) -> nn.Module:
     """The model that a run in other processes ended with."""
+    return _ready(job, task, _weights(folder, "last"))
+
+
+def _ready(job: Job, task: Task, weights: dict[str, Tensor]) -> nn.Module:
+    """To be used, not trained: nothing is computed twice to save memory."""
     model = build_model(task, numerics(job, find_device(job.device)))
-    cut = Shelf(folder / CHECKPOINTS, notice=warn).load("last")
-    load_weights(model, cut["strategy"]["model"])
-    return model
+    load_weights(model, weights)
+    release(model)
+    return model.eval()
 
 
 def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> Strategy:
@@ -81,12 +84,12 @@ def _strategy(known: KnownRun, task: Task, which: str, device: torch.device) -> 
     schedule = build_schedule(job.schedule, 1)
     strategy = build("single", numerics(job, device), schedule)
     strategy.setup(task, Alone())
-    load_weights(strategy.model, _weights(known, which))
+    load_weights(strategy.model, _weights(known.folder, which))
     return strategy
 
 
-def _weights(known: KnownRun, which: str) -> dict[str, Tensor]:
-    cut = Shelf(known.folder / CHECKPOINTS, notice=warn).load(which)
+def _weights(folder: Path, which: str) -> dict[str, Tensor]:
+    cut = Shelf(folder / CHECKPOINTS, notice=warn).load(which)
     found: dict[str, Tensor] = cut["strategy"]["model"]
     return found
 

@@ -71,10 +71,19 @@ def read_fitted(folder: Path) -> dict[str, Any]:
 
 def check_resume(known: KnownRun, job: Job) -> None:
     """Refuse to go on with another order, task or model than the run began with."""
-    began = load_job(known.folder / CONFIG).job
+    began = load_job(known.folder / CONFIG).job.model_dump(mode="json")
+    given = job.model_dump(mode="json")
     for key in _FIXED:
-        if getattr(job, key) != getattr(began, key):
+        if found := _difference(key, began[key], given[key]):
+            name, was, now = found
             raise RunError(
-                f"run {known.id!r} began with {key} = {getattr(began, key)!r}: "
-                f"it cannot go on with {getattr(job, key)!r}"
+                f"run {known.id!r} began with {name} = {was!r}: it cannot go on with {now!r}"
             )
+
+
+def _difference(name: str, was: Any, now: Any) -> tuple[str, Any, Any] | None:
+    """The first setting that is not as it was: its dotted name and both values."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        pairs = [(f"{name}.{key}", was.get(key), now.get(key)) for key in was | now]
+        return next(filter(None, (_difference(*pair) for pair in pairs)), None)
+    return None if was == now else (name, was, now)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from echelon.checkpoint import Shelf, randomness
+from echelon.checkpoint import Shelf, Writer, randomness
 from echelon.core.config import Job
 from echelon.core.errors import NonFiniteError
 from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
@@ -15,9 +15,10 @@ from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
 from echelon.loop.clerk import Clerk
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
+from echelon.loop.fellows import Fellows
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
-from echelon.optim import EarlyStop, first_non_finite
+from echelon.optim import EarlyStop
 
 TICK = 0.1
 """Seconds between two looks at the clock's work: progress, time limit."""
@@ -29,6 +30,7 @@ class Run:
 
     job: Job
     comm: Comm
+    fellows: Fellows
     strategy: Strategy
     schedule: Schedule
     ledger: Ledger
@@ -54,11 +56,16 @@ class Run:
     """Samples without a finite update, where the job says to go on without them."""
     clerk: Clerk | None = None
     """Whoever keeps the journal; None if it is not this member's business."""
+    writer: Writer = field(init=False)
+    _ready: bool = False
     _wish: str | None = None
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
     _evaluated_at: int = -1
     _saved_at: int = -1
+
+    def __post_init__(self) -> None:
+        self.writer = Writer(self.shelf, notice=self.pending.append)
 
     @property
     def batch_size(self) -> int:
@@ -77,6 +84,7 @@ class Run:
             self.observer.progressed(self.version, self._figures(self.meter.peek()))
             if self.clerk is not None:
                 self.clerk.tick()
+            self._hear_writer()
             self.tick_at = time.perf_counter() + TICK
         if self._is_due(self.job.track.every):
             self.observer.logged(self.version, self._figures(self.meter.read()))
@@ -107,8 +115,7 @@ class Run:
 
     def begin(self) -> None:
         """Start the clocks."""
-        while self.pending:
-            self.notice(self.pending.pop(0))
+        self.tell()
         self._started = time.perf_counter()
         self.meter.restart()
         self._plan()
@@ -122,7 +129,7 @@ class Run:
             self.evaluate()
             if self.evaluation and not self.evaluation.totals:  # known from an earlier sitting
                 self.evaluation = self._look()
-        self.save()
+        self.save(last=True)
 
     def interrupt(self, why: str) -> None:
         """Ask all members to stop after the same update; safe to call from a signal handler."""
@@ -149,21 +156,37 @@ class Run:
         if better and self.job.checkpoint.best:
             self.save()
             if self.comm.index == 0:
-                self.shelf.mark_best(self.version)
+                self.writer.mark_best(self.version)
 
-    def save(self) -> None:
-        if self._saved_at == self.version:
-            return
+    def save(self, *, last: bool = False) -> None:
+        """Cut, together; the first member copies it and writes while training goes on."""
+        first = self.comm.index == 0
         with self.meter.pause():
-            cut = self.cut()
-            self._saved_at = self.version
-            if self.comm.index != 0:
-                return
-            if layer := first_non_finite(cut["strategy"]["model"].items()):
-                raise NonFiniteError(
-                    f"step {self.version}: {layer!r} is not finite; this checkpoint is not written"
-                )
-            self.shelf.save(self.version, cut)
+            if self._saved_at != self.version:
+                self.comm.pulse(self.version + 1, "saving")
+                cut = self.cut()
+                self._saved_at = self.version
+                if first:
+                    (self.writer.save_now if last else self.writer.save)(self.version, cut)
+            elif first and last:
+                self.writer.finish(self.version)
+        self.tell()
+
+    def save_last_words(self) -> None:
+        """A run that breaks off leaves its last update behind, if this member has all of it."""
+        if self.comm.index or not self.strategy.alone or self.version <= self.writer.saved:
+            return
+        try:
+            cut = self.cut(alone=True) if self.strategy.settle() else None
+            if cut and cut["strategy"]["version"] == self.version:
+                self.writer.save_now(self.version, cut)
+        except Exception as error:  # whatever it is: there is a first error to be told
+            self.notice(f"the last update was not saved: {type(error).__name__}: {error}")
+
+    def tell(self) -> None:
+        """Pass on what was noticed where nobody could be told."""
+        while self.pending:
+            self.notice(self.pending.pop(0))
 
     def notice(self, message: str) -> None:
         """Tell the observers, who know the step themselves."""
@@ -181,14 +204,16 @@ class Run:
             f"positions {lease.start} to {lease.stop})"
         )
 
-    def cut(self) -> dict[str, Any]:
-        """Everything that decides what comes next, at one version."""
+    def cut(self, *, alone: bool = False) -> dict[str, Any]:
+        """Everything that decides what comes next, at one version; `alone`, without the others."""
         if self.clerk is not None:
             self.clerk.keep()  # what a checkpoint holds is in the journal before it
+        draws = {0: randomness.capture()} if alone else self.fellows.draws()
         return {
             "strategy": self.strategy.state_dict(),
             "ledger": self.ledger.state_dict(),
-            "random": randomness.capture(),
+            "random": draws[0],
+            "random_of_others": {shard: state for shard, state in draws.items() if shard},
             "loop": {
                 "epoch": self.epoch,
                 "samples": self.meter.samples,
@@ -209,15 +234,29 @@ class Run:
         if loop["stop"] != self.job.stop.model_dump(mode="json"):
             self.early.should_stop = None  # another rule, another judgement
         self.left_out = [Lease(*lease) for lease in loop["left_out"]]
-        self.version = self._saved_at = cut["strategy"]["version"]
+        self.version = self._saved_at = self.writer.saved = cut["strategy"]["version"]
         self.epoch = loop["epoch"]
         self.meter = Meter(loop["samples"])
         self._seconds = loop["seconds"]
         self._evaluated_at = loop["evaluated_at"]
         if loop["values"]:
             self.evaluation = Evaluation(loop["values"], {}, 0)
-        randomness.restore(cut["random"])
-        randomness.part_ways(self.job.seed, self.strategy.shard.index, self.version)
+        self.fellows.check_version(self.version, self.shelf.folder)
+        draws = {0: cut["random"], **cut.get("random_of_others", {})}
+        self.fellows.go_on(draws, self.version)
+
+    def _hear_writer(self) -> None:
+        """Its complaints; and after the first update, let it make ready for states like this."""
+        self.tell()
+        self.writer.check()
+        if not self._ready:
+            self._ready = True
+            if self.comm.index == 0 and self.strategy.alone and self._saves_on_the_way():
+                self.writer.prepare(self.strategy.state_dict())
+
+    def _saves_on_the_way(self) -> bool:
+        evaluates = self.valid is not None and self.job.evaluate.every != "never"
+        return self.job.checkpoint.every != "never" or (evaluates and self.job.checkpoint.best)
 
     def _figures(self, values: dict[str, float]) -> dict[str, float]:
         return values | {

@@ -1,0 +1,99 @@
+"""What the loop itself wants of the other members: their random states, and the same beginning."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from echelon.checkpoint import randomness
+from echelon.checkpoint.tree import flatten, unflatten
+from echelon.comm.group import Group
+from echelon.comm.interface import Collective
+from echelon.core.errors import RunError
+from echelon.core.protocols import Comm
+from echelon.core.types import Shard
+
+_WORD = 8
+
+
+class Fellows:
+    """All members call these methods together.
+
+    Random numbers belong to shards: whoever reads the same part of every batch draws alike.
+    """
+
+    def __init__(self, comm: Comm, shard: Shard, seed: int) -> None:
+        self._comm = comm
+        self._shard = shard
+        self._seed = seed
+        self._made: Collective | None = None
+
+    def draws(self) -> dict[int, dict[str, Any]]:
+        """The random generators of every shard."""
+        mine = randomness.capture()
+        if self._shard.count == 1:
+            return {0: mine}
+        found: dict[int, dict[str, Any]] = {}
+        for shard, state in map(_unpacked, self._gathered(_packed(self._shard.index, mine))):
+            found.setdefault(shard, state)
+        return found
+
+    def go_on(self, draws: dict[int, dict[str, Any]], version: int) -> None:
+        """Draw on from where this shard was; one that was not there begins anew."""
+        mine = self._shard.index
+        randomness.restore(draws.get(mine, draws[0]))
+        if mine not in draws:
+            randomness.part_ways(self._seed, mine, version)
+
+    def check_version(self, version: int, where: object) -> None:
+        """Members that began with different cuts would never be alike again."""
+        if self._comm.count == 1:
+            return
+        found = [int(words[0]) for words in self._gathered(torch.tensor([version]))]
+        if len(set(found)) > 1:
+            told = ", ".join(f"member {member}: {step}" for member, step in enumerate(found))
+            raise RunError(f"{where}: members found checkpoints of different steps ({told})")
+
+    def _gathered(self, words: Tensor) -> list[Tensor]:
+        """Every member's words (int64), filled up with zeros to the same length."""
+        index, count = self._comm.index, self._comm.count
+        collective = self._collective()
+        lengths = torch.zeros(count, dtype=torch.int64)
+        lengths[index] = len(words)
+        collective.sum_(lengths)
+        board = torch.zeros(count, int(lengths.max()), dtype=torch.int64)
+        board[index, : len(words)] = words
+        collective.sum_(board)
+        return list(board)
+
+    def _collective(self) -> Collective:
+        if self._made is None:
+            assert isinstance(self._comm, Group)
+            self._made = self._comm.collective()
+        return self._made
+
+
+def _packed(shard: int, state: dict[str, Any]) -> Tensor:
+    """[shard, bytes of the skeleton, bytes of the tensors] and both of them, as words."""
+    tensors, skeleton = flatten(state)
+    parts = [json.dumps(skeleton).encode(), save(tensors)]
+    header = torch.tensor([shard, *map(len, parts)])
+    return torch.cat([header, *map(_words, parts)])
+
+
+def _unpacked(words: Tensor) -> tuple[int, dict[str, Any]]:
+    shard, first, second = words[:3].tolist()
+    body = words[3:].numpy().tobytes()
+    start = first + -first % _WORD
+    skeleton = json.loads(body[:first])
+    state: dict[str, Any] = unflatten(load(body[start : start + second]), skeleton)
+    return shard, state
+
+
+def _words(data: bytes) -> Tensor:
+    filled = bytearray(data.ljust(len(data) + -len(data) % _WORD, b"\0"))
+    return torch.frombuffer(filled, dtype=torch.int64)
