@@ -61,6 +61,18 @@ def joined(*, deadline: float = 120.0) -> Place | None:
     )
 
 
+def beside() -> tuple[int, int]:
+    """Which member of this machine this process is, and of how many, as torchrun says.
+
+    Where only a scheduler's variables are set, all are taken to be here.
+    """
+    if "LOCAL_RANK" not in os.environ or "LOCAL_WORLD_SIZE" not in os.environ:
+        count = _number("WORLD_SIZE", 1, None)
+        return _number("RANK", 0, count - 1), count
+    count = _number("LOCAL_WORLD_SIZE", 1, None)
+    return _number("LOCAL_RANK", 0, count - 1), count
+
+
 def _attempt() -> str:
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from echelon import strategy
-from echelon.cluster.environment import joined
-from echelon.cluster.launch import Member, facts_of, launch
+from echelon.cluster.environment import beside, joined
+from echelon.cluster.gpu import take_gpu
+from echelon.cluster.launch import Member, MemberFailed, facts_of, launch, steps_of
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.core.config import Job, job_from
@@ -20,8 +22,11 @@ from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
 from echelon.loop import Result, assist, run_job
+from echelon.loop.assemble import numerics, parallel
 from echelon.loop.inference import final_model
+from echelon.optim import build_schedule
 from echelon.track import Store
+from echelon.track.records import Status
 
 
 def start(
@@ -34,8 +39,8 @@ def start(
     if not strategy.arrangement(job):
         return run_job(job, task, resume=resume, observers=observers)
     if job.workers == 1:
-        alone = Group(Place(0, 1, deadline=job.sync.deadline))
-        return run_job(job, task, comm=alone, resume=resume, observers=observers)
+        with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
+            return run_job(job, task, comm=alone, resume=resume, observers=observers)
     return _launched(job, task, resume, observers)
 
 
@@ -43,10 +48,12 @@ def _among_others(
     job: Job, task: Task, place: Place, resume: str | None, observers: Sequence[Observer]
 ) -> Result:
     """One of the processes that torchrun started; the first of them records the run."""
-    group = Group(place)
-    if place.index == 0:
-        return run_job(job, task, comm=group, resume=resume, observers=observers)
-    return assist(job, task, group, resume=resume)
+    local, count = beside()
+    take_gpu(job, local)
+    with closing(Group(place)) as group:
+        if place.index > 0:
+            return assist(job, task, group, resume=resume, beside=count)
+        return run_job(job, task, comm=group, resume=resume, observers=observers, beside=count)
 
 
 def _fitting(job: Job, count: int) -> Job:
@@ -67,6 +74,7 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
     """Members forked from here. What they wrote is what there is to know afterwards."""
 
     def work(member: Member) -> Mapping[str, Any]:
+        take_gpu(job, member.place.index)
         group = Group(member.place)
         group.pulse, group.watched = member.pulse, True
         if member.place.index > 0:
@@ -75,12 +83,20 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
         told = [*observers, _Teller(member)]
         return run_job(job, task, comm=group, resume=resume, observers=told).summary()
 
+    _import_strategy(job)
     try:
         found = launch(job.workers, work, deadline=job.sync.deadline)
     except BaseException as error:
         _note_failure(job, error)
         raise
     return _result(found, final_model(job, task, Path(found["folder"])))
+
+
+def _import_strategy(job: Job) -> None:
+    """Once here rather than in every member: torch's engines take seconds to import."""
+    cpu = torch.device("cpu")
+    schedule = build_schedule(job.schedule, 1)
+    strategy.build(job.strategy, numerics(job, cpu), schedule, None, parallel(job))
 
 
 class _Teller:
@@ -109,18 +125,20 @@ class _Teller:
 
 
 def _note_failure(job: Job, error: BaseException) -> None:
-    """The member that records may have been ended before it could; or it named a consequence."""
-    run = facts_of(error).get("run")
+    """The member that records may have been ended before it could, or known a consequence only."""
+    run, message = facts_of(error).get("run"), str(error) or type(error).__name__
     if run is None:
         return
-    stopped = isinstance(error, KeyboardInterrupt)
-    with suppress(EchelonError):  # the failure itself is what has to be told
+    status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+    with suppress(EchelonError, OSError):  # the failure itself is what has to be told
         store = Store(job.track.folder)
         known = store.run(run)
-        message = str(error) or type(error).__name__
-        store.add_event(run, known.step, message)
-        summary = {**known.summary, "run": run, "steps": known.step, "error": message}
-        store.finish(run, "stopped" if stopped else "failed", summary)
+        steps = max(known.step, steps_of(error))
+        store.add_event(run, steps, message)
+        summary = {**known.summary, "run": run, "steps": steps, "error": message}
+        store.finish(run, status, summary)
+        if isinstance(error, MemberFailed) and error.traceback is not None:
+            (known.folder / "error.txt").write_text(error.traceback, encoding="utf-8")
 
 
 def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
