@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.arguments import command, split_arguments
+from echelon.cli.arguments import command, say, split_arguments
+from echelon.core.config.running import TrackSection
 
 if TYPE_CHECKING:
     from echelon.core.config import Job
@@ -38,16 +40,21 @@ def train(
 ) -> None:
     """Train a job, or go on with one that was stopped or killed."""
     file, overrides = split_arguments(arguments or [])
-    from echelon.cli import training  # torch is imported only when there is work for it
-    from echelon.track.text import to_json
+    from echelon.track.text import to_json, warn
 
-    if resume is not None:
-        result = training.resumed(resume, file, overrides, quiet=quiet)
-    else:
-        result = training.started(_load(file, overrides), quiet=quiet)
+    try:
+        from echelon.cli import training  # torch is imported only when there is work for it
+
+        if resume is not None:
+            result = training.resumed(resume, file, overrides, quiet=quiet)
+        else:
+            result = training.started(_load(file, overrides), quiet=quiet)
+    except KeyboardInterrupt as error:  # a second one, or one before the first step
+        warn(str(error) or "stopped")
+        raise typer.Exit(INTERRUPTED) from None
     if not result.run:  # of the processes that torchrun started, the first tells
         return
-    print(to_json(result.summary()) if as_json else _told(result))
+    say([to_json(result.summary())] if as_json else _told(result))
     if result.status != "done":
         raise typer.Exit(INTERRUPTED)
 
@@ -61,7 +68,7 @@ def _load(file: Path | None, overrides: list[str]) -> Job:
     return task.anchored(job, file.parent if file is not None else Path())
 
 
-def _told(result: Result) -> str:
+def _told(result: Result) -> list[str]:
     """What happened, where it is, and what to try next."""
     lines = [
         f"{result.run}: {result.reason}; {result.steps:,} steps, "
@@ -72,11 +79,21 @@ def _told(result: Result) -> str:
         lines.append(f"held-out: {figures}")
     if result.report:
         lines.append(f"report:   {result.report}")
-    me = command()
+    return lines + _hints(result)
+
+
+def _hints(result: Result) -> list[str]:
+    """Commands that can be copied: they say where the run is, unless that is the usual place."""
+    me, folder = command(), str(result.folder.parent)
+    usual = folder == TrackSection().folder
+    there = "" if usual else f" --folder {shlex.quote(folder)}"
+    resume = f"{me} train --resume {result.run}"
+    if not usual:
+        resume += f" track.folder={shlex.quote(folder)}"
     if result.status == "stopped":
-        lines.append(f"go on:    {me} train --resume {result.run}")
-    else:
-        lines.append(f"next:     {me} runs show {result.run}")
-        lines.append(f"          {me} train --resume {result.run} epochs=…")
-        lines.append(f"          {me} train … optimizer.lr=…, then {me} runs compare")
-    return "\n".join(lines)
+        return [f"go on:    {resume}"]
+    return [
+        f"next:     {me} runs show {result.run}{there}",
+        f"          {resume} epochs=…",
+        f"          {me} train … optimizer.lr=…, then {me} runs compare{there}",
+    ]

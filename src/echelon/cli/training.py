@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from echelon import task
 from echelon.cli.reopening import check_stored
 from echelon.cluster.start import start
 from echelon.core.config import Job
-from echelon.core.errors import RunError, UserError
+from echelon.core.errors import RunError, TaskError, UserError
 from echelon.loop import PYTHON_TASK, Result, check_resume, load_run
 from echelon.track import progress
 
 
 def started(job: Job, *, quiet: bool) -> Result:
     """Begin a run."""
-    return start(job, task.load_task(job), observers=[progress(quiet=quiet)])
+    with _no_exit():
+        return start(job, task.load_task(job), observers=[progress(quiet=quiet)])
 
 
 def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -> Result:
@@ -29,8 +33,21 @@ def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -
             f"run {known.id!r} was started from Python: resume it there, with "
             f"echelon.train(task, resume={known.id!r})"
         )
-    built = task.load_task(known.job)
-    return start(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
+    with _no_exit():
+        built = task.load_task(known.job)
+        return start(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """A task that ends the process, as a script may, has not trained anything to its end."""
+    try:
+        yield
+    except SystemExit as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"{at.filename}:{at.lineno}: the task called exit({error.code!r})"
+        ) from None
 
 
 def _folder(overrides: list[str]) -> str:

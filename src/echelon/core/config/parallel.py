@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from echelon.core.config.base import Section
 
 Axis = Literal["data", "sharded", "tensor", "pipeline"]
 ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
 Cut = Literal["columns", "rows"]
+
+
+def _spaced(value: Any, info: ValidationInfo) -> Any:
+    """YAML reads `{data:2}` as one key without a value."""
+    if isinstance(value, dict):
+        for key, held in value.items():
+            name, colon, rest = str(key).partition(":")
+            if held is None and colon:
+                raise ValueError(
+                    f"{info.field_name} = {{{key}}}: YAML wants a space after the colon, "
+                    f"{{{name}: {rest}}}"
+                )
+    return value
 
 
 class SyncSection(Section):
@@ -44,8 +57,8 @@ class PipelineSection(Section):
 class TensorSection(Section):
     """How layers are cut."""
 
-    plan: dict[str, Cut] = Field(default_factory=dict)
+    plan: Annotated[dict[str, Cut], BeforeValidator(_spaced)] = Field(default_factory=dict)
     """Layer name or pattern → `columns` (outputs divided) or `rows` (inputs divided)."""
 
 
-Mesh = dict[Axis, Annotated[int, Field(gt=0)]]
+Mesh = Annotated[dict[Axis, Annotated[int, Field(gt=0)]], BeforeValidator(_spaced)]
