@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,63 +11,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from echelon.comm import Collective, Group, local, private, sliced
+from echelon.comm import Group
 from echelon.comm.interface import GradientSum
 
 from .processes import bits, run
+from .sums import (
+    EVERY_WAY,
+    LARGE,
+    TINY,
+    UNEVEN,
+    among,
+    difference,
+    few_or_many,
+    gradients,
+    mean,
+    meet,
+    ones,
+    parameters,
+    run_sums,
+    weight,
+)
 
-pytestmark = pytest.mark.timeout(120)
-
-TINY = [(3,), (), (5, 2)]
-UNEVEN = [(17, 31), (1,), (), (129, 257), (64,), (60, 1000)]  # more than the small way takes
-LARGE = [(250, 200), (7,), (150, 200), (3, 5)]  # several buckets, where those are small
-WAYS = [
-    pytest.param(2, None, id="2 on one host"),
-    pytest.param(3, None, id="3 on one host"),
-    pytest.param(4, None, id="4 on one host"),
-    pytest.param(2, "ab", id="1+1"),
-    pytest.param(4, "aabb", id="2+2"),
-    pytest.param(3, "aba", id="2+1"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several buckets, and several pieces of each, of few bytes; inherited by the members."""
-    monkeypatch.setattr(local, "BUCKET", 64 * 1024)
-    monkeypatch.setattr(private, "BUCKET", 64 * 1024)
-    monkeypatch.setattr(sliced, "PIECE", 8 * 1024)
-
-
-def parameters(
-    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
-
-
-def gradients(like: Sequence[Tensor], member: int, update: int) -> list[Tensor]:
-    """The same ones in whichever process they are made; strided as their parameters."""
-    generator = torch.Generator().manual_seed(1000 * member + update)
-    return [
-        torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
-        for p in like
-    ]
-
-
-def weight(member: int, update: int) -> float:
-    return float((3 * member + update) % 5)
-
-
-def mean(like: Sequence[Tensor], count: int, update: int) -> list[Tensor]:
-    """As one process would find it, in double precision."""
-    every = [gradients(like, member, update) for member in range(count)]
-    divisor = sum(weight(member, update) for member in range(count))
-    return [sum(g.double() for g in column) / divisor for column in zip(*every, strict=True)]
-
-
-def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    pairs = zip(left, right, strict=True)
-    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_buckets")]
 
 
 def updates(
@@ -95,7 +59,7 @@ def updates(
     return worst
 
 
-@pytest.mark.parametrize(("count", "hosts"), WAYS)
+@among(*EVERY_WAY)
 @pytest.mark.parametrize("how", ["all", "any order"])
 def test_the_mean_is_that_of_a_serial_sum_with_uneven_weights(
     count: int, hosts: str | None, how: str
@@ -115,36 +79,32 @@ def test_the_mean_is_that_of_a_serial_sum_with_uneven_weights(
     assert all(answer[1::2] == answers[0][1::2] for answer in answers), "bits differ"
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(2, None), (3, "aba"), (2, "ab")])
-@pytest.mark.parametrize("many", [False, True])
-def test_dtypes_may_differ_and_layouts_are_kept(count: int, hosts: str | None, many: bool) -> None:
-    def body(group: Group) -> Any:
-        last = torch.channels_last
-        size = 300 if many else 3
-        like = [
-            torch.zeros(8, size, 4, 4).to(memory_format=last),
-            torch.zeros(size, 7, dtype=torch.float64),
-            torch.zeros(size, 50, dtype=torch.bfloat16),
-            torch.zeros(10, size).t(),
-            torch.zeros(size, 9, dtype=torch.float16),
-            torch.zeros(4, 2 * size)[:, ::2],  # with gaps: its gradient has none
-        ]
-        sums = group.collective().gradients(like)
+@among((2, None), (3, "aba"), (2, "ab"))
+@pytest.mark.parametrize("size", [3, 300])
+def test_dtypes_may_differ_and_layouts_are_kept(count: int, hosts: str | None, size: int) -> None:
+    like = [
+        torch.zeros(8, size, 4, 4).to(memory_format=torch.channels_last),
+        torch.zeros(size, 7, dtype=torch.float64),
+        torch.zeros(size, 50, dtype=torch.bfloat16),
+        torch.zeros(10, size).t(),
+        torch.zeros(size, 9, dtype=torch.float16),
+        torch.zeros(4, 2 * size)[:, ::2],  # with gaps: its gradient has none
+    ]
+
+    def part(group: Group, like: list[Tensor], sums: GradientSum) -> Any:
         worst: dict[str, float] = {}
         for update in range(3):
-            sums.begin([weight(group.index, update)])
-            sums.put_all(gradients(like, group.index, update))
-            assert sums.finish().finite
+            mine = gradients(like, group.index, update)
+            assert meet(sums, weight(group.index, update), mine).finite
             wanted = mean(like, group.count, update)
             for p, r, w in zip(like, sums.results, wanted, strict=True):
-                assert r.dtype == p.dtype
-                assert r.shape == p.shape
+                assert (r.dtype, r.shape) == (p.dtype, p.shape)
                 worst[str(p.dtype)] = max(worst.get(str(p.dtype), 0.0), difference([r], [w]))
         for p, r in zip(like[:-1], sums.results[:-1], strict=True):
             assert r.stride() == p.stride()
         return [worst, bits(sums.results)]
 
-    answers = run(count, body, hosts=hosts)
+    answers = run_sums(count, hosts, like, part)
     allowed = {"torch.float64": 1e-14, "torch.float32": 1e-6}
     allowed |= {"torch.bfloat16": 2**-8, "torch.float16": 2**-11}
     if hosts is not None:  # between hosts halves are rounded on the way
@@ -153,184 +113,99 @@ def test_dtypes_may_differ_and_layouts_are_kept(count: int, hosts: str | None, m
     assert all(answer[1] == answers[0][1] for answer in answers)
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(1, None), (3, None), (2, "ab"), (3, "aab")])
-@pytest.mark.parametrize("shapes", [TINY, UNEVEN])
+@among((1, None), (3, None), (2, "ab"), (3, "aab"))
+@few_or_many
 def test_what_no_member_has_is_missing_and_what_one_lacks_is_zero(
     count: int, hosts: str | None, shapes: list[tuple[int, ...]]
 ) -> None:
-    def body(group: Group) -> Any:
-        like = parameters(shapes)
-        sums = group.collective().gradients(like)
+    def part(group: Group, like: list[Tensor], sums: GradientSum) -> Any:
         found = []
         for put_all in (True, False):
-            ones: list[Tensor | None] = [torch.ones_like(p) for p in like]
-            ones[1] = None  # nobody has it
-            ones[2] = ones[2] if group.index == 0 else None
+            mine: list[Tensor | None] = [*ones(like)]
+            mine[1] = None  # nobody has it
+            mine[2] = mine[2] if group.index == 0 else None
             sums.begin([1.0])
             if put_all:
-                sums.put_all(ones)
-            for at, one in enumerate(ones):
+                sums.put_all(mine)
+            for at, one in enumerate(mine):
                 if one is not None and not put_all:
                     sums.put(at, one)
             found.append(sums.finish().missing)
             values = [float(r.double().mean()) for r in sums.results]
             assert values[:3] == pytest.approx([1.0, 0.0, 1 / group.count]), values
-            sums.begin([1.0])
-            sums.put_all([torch.ones_like(p) for p in like])
-            found.append(sums.finish().missing)
+            found.append(meet(sums, 1.0, ones(like)).missing)
             sums.begin([1.0])  # nobody has anything
             found.append(sums.finish().missing)
             assert all(not r.any() for r in sums.results)
         return found
 
     everything = list(range(len(shapes)))
-    assert run(count, body, hosts=hosts) == [[[1], [], everything] * 2] * count
+    wanted = [[1], [], everything] * 2
+    assert run_sums(count, hosts, parameters(shapes), part) == [wanted] * count
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(1, None), (3, None), (2, "ab"), (4, "aabb")])
-@pytest.mark.parametrize("shapes", [TINY, UNEVEN])
+@among((1, None), (3, None), (2, "ab"), (4, "aabb"))
+@few_or_many
 def test_one_non_finite_value_on_one_member_is_seen_by_all_and_leaves_nothing(
     count: int, hosts: str | None, shapes: list[tuple[int, ...]]
 ) -> None:
-    def body(group: Group) -> Any:
-        like = parameters(shapes)
-        sums = group.collective().gradients(like)
+    def part(group: Group, like: list[Tensor], sums: GradientSum) -> Any:
         found = []
         for bad in (math.nan, math.inf, None, -math.inf, None):
-            mine = [torch.ones_like(p) for p in like]
+            mine = ones(like)
             if bad is not None and group.index == group.count - 1:
                 mine[0].view(-1)[-1] = bad
-            sums.begin([1.0])
-            sums.put_all(mine)
-            found.append(sums.finish().finite)
+            found.append(meet(sums, 1.0, mine).finite)
         assert all(bool((r == 1).all()) for r in sums.results)
         return found
 
-    assert run(count, body, hosts=hosts) == [[False, False, True, False, True]] * count
+    wanted = [False, False, True, False, True]
+    assert run_sums(count, hosts, parameters(shapes), part) == [wanted] * count
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(1, None), (2, None), (2, "ab"), (3, "aab")])
-@pytest.mark.parametrize("shapes", [TINY, UNEVEN])
+@among((1, None), (2, None), (2, "ab"), (3, "aab"))
+@few_or_many
 def test_divisors_at_the_edge(count: int, hosts: str | None, shapes: list[tuple[int, ...]]) -> None:
     """No weight at all gives zeros; one so small that the mean overflows is not finite."""
 
-    def body(group: Group) -> Any:
-        like = [*parameters(shapes), *parameters([(4,)], torch.float16)]
-        sums = group.collective().gradients(like)
+    def part(_group: Group, like: list[Tensor], sums: GradientSum) -> Any:
         found = []
         for share in (0.0, 1e-39, math.inf, math.nan, 0.25):
-            sums.begin([share])
-            sums.put_all([torch.ones_like(p) for p in like])
-            found.append(sums.finish().finite)
+            found.append(meet(sums, share, ones(like)).finite)
             if share == 0:
                 assert all(not r.any() for r in sums.results)
         assert all(bool((r == 4).all()) for r in sums.results)
         return found
 
-    assert run(count, body, hosts=hosts) == [[True, False, False, False, True]] * count
+    like = [*parameters(shapes), *parameters([(4,)], torch.float16)]
+    assert run_sums(count, hosts, like, part) == [[True, False, False, False, True]] * count
 
 
-@pytest.mark.parametrize(("count", "hosts"), [(1, None), *[p.values for p in WAYS]])
+@among((1, None), *EVERY_WAY)
 @pytest.mark.parametrize("shapes", [TINY, LARGE])
 def test_scaling_clamping_and_the_norm_are_of_the_whole(
     count: int, hosts: str | None, shapes: list[tuple[int, ...]]
 ) -> None:
-    def body(group: Group) -> Any:
-        like = parameters(shapes)
-        sums = group.collective().gradients(like)
+    def part(group: Group, like: list[Tensor], sums: GradientSum) -> Any:
         norms = []
         for update in range(2):
-            sums.begin([weight(group.index, update + 1)])
-            sums.put_all(gradients(like, group.index, update))
-            sums.finish()
-            whole = torch.cat([r.double().view(-1) for r in sums.results])
+            meet(sums, weight(group.index, update + 1), gradients(like, group.index, update))
+            whole = joint(sums)
             norms.append(sums.norm())
             assert norms[-1] == pytest.approx(float(whole.norm()), rel=1e-6)
             sums.scale_(0.5)
-            half = torch.cat([r.double().view(-1) for r in sums.results])
-            assert torch.equal(half, (whole.float() * 0.5).double())
+            half = joint(sums)
+            assert torch.equal(half, whole * 0.5)
             norms.append(sums.norm())  # also a meeting: nobody clamps what another still compares
             sums.clamp_(0.01)
-            limited = torch.cat([r.view(-1) for r in sums.results])
-            assert torch.equal(limited, half.float().clamp(-0.01, 0.01))
+            assert torch.equal(joint(sums), half.float().clamp(-0.01, 0.01).double())
             norms.append(sums.norm())
         return [[norm.hex() for norm in norms], bits(sums.results)]
 
-    answers = run(count, body, hosts=hosts)
+    answers = run_sums(count, hosts, parameters(shapes), part)
     assert all(answer == answers[0] for answer in answers)
 
 
-@pytest.mark.parametrize("shapes", [TINY, UNEVEN])
-@pytest.mark.parametrize(("count", "hosts"), [(2, None), (4, None)])
-def test_many_updates_of_members_that_pause_at_random_stay_the_same(
-    count: int, hosts: str | None, shapes: list[tuple[int, ...]]
-) -> None:
-    def body(group: Group) -> Any:
-        collective = group.collective()
-        like = parameters(shapes)
-        sums = collective.gradients(like)
-        weights = [torch.zeros_like(p) for p in like]
-        pause = random.Random(group.index)
-        base = [gradients(like, group.index, update) for update in range(3)]
-        history = []
-        for update in range(200):
-            if pause.random() < 0.1:
-                time.sleep(pause.random() * 0.004)
-            sums.begin([1.0, float(update)])
-            for at in reversed(range(len(like))):
-                sums.put(at, base[update % 3][at])
-            if pause.random() < 0.1:
-                time.sleep(pause.random() * 0.004)
-            assert sums.finish().row == [group.count, update * group.count]
-            if update % 7 == 0:
-                sums.scale_(0.5)
-            if update % 5 == 0:
-                collective.sum([sums.norm()])
-            torch._foreach_add_(weights, sums.results)
-            if update % 20 == 0:
-                history.append(bits(weights))
-        return [*history, bits(weights)]
-
-    answers = run(count, body, hosts=hosts)
-    assert all(answer == answers[0] for answer in answers)
-
-
-def test_a_gradient_written_into_its_slot_needs_no_copy() -> None:
-    def body(group: Group) -> Any:
-        collective: Collective = group.collective()
-        for shapes in (TINY, UNEVEN):
-            like = parameters(shapes)
-            sums = collective.gradients(like)
-            for update in range(3):
-                sums.begin([1.0])
-                for slot in sums.slots:
-                    slot.fill_(group.index + update)
-                sums.put_all(sums.slots)
-                sums.finish()
-                assert all(bool((r == 0.5 + update).all()) for r in sums.results)
-                collective.barrier()  # before the first member writes over what the other compares
-        return True
-
-    assert run(2, body) == [True, True]
-
-
-def test_a_gradient_put_twice_and_calls_out_of_order_are_refused() -> None:
-    def body(group: Group) -> Any:
-        sums = group.collective().gradients(parameters(TINY))
-        with pytest.raises(AssertionError, match="finish before begin"):
-            sums.finish()
-        with pytest.raises(AssertionError, match="put before begin"):
-            sums.put(0, torch.ones(3))
-        with pytest.raises(AssertionError, match="put before begin"):
-            sums.put_all([None] * 3)
-        with pytest.raises(AssertionError, match="a row of 17 values"):
-            sums.begin([1.0] * 17)
-        sums.begin([1.0])
-        sums.put(0, torch.ones(3))
-        with pytest.raises(AssertionError, match="the gradient of parameter 0 came twice"):
-            sums.put(0, torch.ones(3))
-        with pytest.raises(AssertionError, match="the last update's gradients are not finished"):
-            sums.begin([1.0])
-        return True
-
-    assert run(1, body) == [True]
+def joint(sums: GradientSum) -> Tensor:
+    """A copy of all results, one behind the other."""
+    return torch.cat([r.double().view(-1) for r in sums.results])
