@@ -71,7 +71,12 @@ class TwoLevel:
         self._sums += 1
         owns = self._inner.index < self._lanes
         outer = self._lane(f"gradients{self._sums}") if owns else None
-        return self._inner.sliced(self, parameters, self._lanes, outer)
+        try:
+            return self._inner.sliced(self, parameters, self._lanes, outer)
+        except BaseException:
+            if outer is not None:
+                outer.close()
+            raise
 
     def agree(self, share: float, board: Board) -> float:  # noqa: ARG002
         """All hosts have the same results; the first one's measure is taken for all."""

@@ -17,7 +17,7 @@ from echelon.comm import Collective, Group
 from echelon.comm import group as group_module
 from echelon.core.errors import PeerError
 
-from .processes import run
+from .processes import run, traces
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -243,3 +243,23 @@ def test_closing_does_not_wait_for_sums_that_others_never_begin() -> None:
         return True
 
     assert run(2, body, hosts="ab", patience=200.0) == [True, True]
+
+
+def test_a_sum_that_could_not_be_made_leaves_no_way_to_other_hosts_open() -> None:
+    def body(group: Group) -> Any:
+        collective = group.collective()
+        collective.barrier()
+        if group.index == 1:
+            os._exit(3)
+        if group.index == 2:
+            sums = collective.gradients([torch.zeros(10)])
+            sums.begin([1.0])
+            with pytest.raises(PeerError, match="member 0"):
+                sums.finish()
+            return 0
+        with pytest.raises(PeerError, match="member 1"):
+            collective.gradients([torch.zeros(10)])
+        group.close()
+        return traces()["threads"]
+
+    assert run(3, body, hosts="aab", may_die=[1]) == [1, None, 0]
