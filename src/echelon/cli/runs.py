@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from echelon.track import Store
 
-app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, compare and prove runs.", no_args_is_help=True)
 
 Folder = Annotated[
     Path, typer.Option("--folder", "-f", help="Where the runs are kept.", metavar="FOLDER")
@@ -91,6 +91,30 @@ def report(run: RunName, folder: Folder = _DEFAULT) -> None:
     from echelon.track import write_report
 
     print(write_report(_store(folder), run))
+
+
+@app.command("ledger")
+def ledger(
+    run: RunName,
+    folder: Folder = _DEFAULT,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Fail if a sample did not count exactly once.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The proof: per epoch what was consumed once, twice or never, by whom, and every failure."""
+    found = _store(folder).run(run)
+    from echelon.cli import ledger_view
+    from echelon.loop.audit import audit, require_exact
+    from echelon.track import text, views
+
+    proof = audit(found.folder, checkpoint=verify)
+    if as_json:
+        print(text.to_json(proof.as_data()))
+    else:
+        ledger_view.show(views.console(), proof)
+    if verify:
+        require_exact(proof)
 
 
 def _store(folder: Path) -> Store:
