@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-GRACE = 10.0
+GRACE = 5.0
 """Seconds for what is ending to be gone, on a busy machine too."""
 
 # How long an example took says something about the machine, not about what is tried.

@@ -131,18 +131,15 @@ def torchrun(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env
     return [(folder / f"{index}.json").read_text() for index in range(2)]
 
 
-def test_two_members_of_torchrun_meet(tmp_path: Path) -> None:
-    places = [json.loads(text) for text in torchrun(tmp_path)]
-    assert [place["index"] for place in places] == [0, 1]
-    assert [place["count"] for place in places] == [2, 2]
-    assert all(place["served"] for place in places)
-    assert places[0]["port"] == places[1]["port"] > 0
-
-
-def test_a_restart_by_torchrun_meets_again_on_the_same_store(tmp_path: Path) -> None:
+def test_members_of_torchrun_meet_and_meet_again_after_a_restart(tmp_path: Path) -> None:
     arguments = ("TORCHELASTIC_RESTART_COUNT=0",)
     found = torchrun(tmp_path, "--max-restarts=1", arguments=arguments)
-    assert all(json.loads(text)["name"].endswith("/1") for text in found)
+    places = [json.loads(text) for text in found]
+    assert [place["index"] for place in places] == [0, 1]
+    assert [place["count"] for place in places] == [2, 2]
+    assert all(place["served"] for place in places), "on the same store"
+    assert all(place["name"].endswith("/1") for place in places)
+    assert places[0]["port"] == places[1]["port"] > 0
 
 
 def test_members_meet_where_torchrun_does_not_share_its_store(tmp_path: Path) -> None:
