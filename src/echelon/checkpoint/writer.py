@@ -78,6 +78,11 @@ class Writer:
             self._given_up.set()
         self.close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._last is not None and not self._last.done()
+
     def prepare(self, state: Any) -> None:
         """Touch memory for states like this one, so that the first pause is short already."""
         size, pinned = needed(flatten(state))

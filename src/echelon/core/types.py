@@ -102,6 +102,8 @@ class Numerics:
     compile: bool = False
     micro: int = 1
     """Micro-batches of a whole update."""
+    batch: int | None = None
+    """Samples of a whole update, if that is known beforehand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
+from echelon.loop.clerk import Clerk
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
+from echelon.loop.fellows import Fellows
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
 from echelon.optim import EarlyStop
@@ -28,6 +30,7 @@ class Run:
 
     job: Job
     comm: Comm
+    fellows: Fellows
     strategy: Strategy
     schedule: Schedule
     ledger: Ledger
@@ -51,6 +54,8 @@ class Run:
     timed_out: str | None = None
     left_out: list[Lease] = field(default_factory=list)
     """Samples without a finite update, where the job says to go on without them."""
+    clerk: Clerk | None = None
+    """Whoever keeps the journal; None if it is not this member's business."""
     writer: Writer = field(init=False)
     _ready: bool = False
     _wish: str | None = None
@@ -77,6 +82,8 @@ class Run:
             if self.limits.late(self.seconds):
                 self.comm.asked = max(self.comm.asked, Ask.TIME)
             self.observer.progressed(self.version, self._figures(self.meter.peek()))
+            if self.clerk is not None:
+                self.clerk.tick()
             self._hear_writer()
             self.tick_at = time.perf_counter() + TICK
         if self._is_due(self.job.track.every):
@@ -156,6 +163,7 @@ class Run:
         first = self.comm.index == 0
         with self.meter.pause():
             if self._saved_at != self.version:
+                self.comm.pulse(self.version + 1, "saving")
                 cut = self.cut()
                 self._saved_at = self.version
                 if first:
@@ -169,7 +177,7 @@ class Run:
         if self.comm.index or not self.strategy.alone or self.version <= self.writer.saved:
             return
         try:
-            cut = self.cut() if self.strategy.settle() else None
+            cut = self.cut(alone=True) if self.strategy.settle() else None
             if cut and cut["strategy"]["version"] == self.version:
                 self.writer.save_now(self.version, cut)
         except Exception as error:  # whatever it is: there is a first error to be told
@@ -189,19 +197,23 @@ class Run:
         """A non-finite update was not applied: end the run, or leave its samples out."""
         if self.job.health.non_finite == "stop":
             raise error
-        self.ledger.commit(lease, self.version)
+        self.ledger.leave_out(lease, self.version)
         self.left_out.append(lease)
         self.notice(
             f"{error}; left out {lease.size} samples (epoch {lease.epoch}, "
             f"positions {lease.start} to {lease.stop})"
         )
 
-    def cut(self) -> dict[str, Any]:
-        """Everything that decides what comes next, at one version."""
+    def cut(self, *, alone: bool = False) -> dict[str, Any]:
+        """Everything that decides what comes next, at one version; `alone`, without the others."""
+        if self.clerk is not None:
+            self.clerk.keep()  # what a checkpoint holds is in the journal before it
+        draws = {0: randomness.capture()} if alone else self.fellows.draws()
         return {
             "strategy": self.strategy.state_dict(),
             "ledger": self.ledger.state_dict(),
-            "random": randomness.capture(),
+            "random": draws[0],
+            "random_of_others": {shard: state for shard, state in draws.items() if shard},
             "loop": {
                 "epoch": self.epoch,
                 "samples": self.meter.samples,
@@ -229,8 +241,9 @@ class Run:
         self._evaluated_at = loop["evaluated_at"]
         if loop["values"]:
             self.evaluation = Evaluation(loop["values"], {}, 0)
-        randomness.restore(cut["random"])
-        randomness.part_ways(self.job.seed, self.strategy.shard.index, self.version)
+        self.fellows.check_version(self.version, self.shelf.folder)
+        draws = {0: cut["random"], **cut.get("random_of_others", {})}
+        self.fellows.go_on(draws, self.version)
 
     def _hear_writer(self) -> None:
         """Its complaints; and after the first update, let it make ready for states like this."""

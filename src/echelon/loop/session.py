@@ -15,10 +15,11 @@ from torch import nn
 
 from echelon.comm import Alone
 from echelon.core.config import Job
-from echelon.core.errors import CheckpointError, EchelonError, PeerError, RunError
+from echelon.core.errors import CheckpointError, EchelonError, RunError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
+from echelon.loop.clerk import journalled
 from echelon.loop.gallery import gallery
 from echelon.loop.inference import final_model
 from echelon.loop.interrupt import on_interrupt
@@ -40,10 +41,12 @@ def run_job(
     comm: Comm | None = None,
     resume: str | None = None,
     observers: Sequence[Observer] = (),
+    beside: int | None = None,
 ) -> Result:
     """Train `task` as `job` says, recorded in the store, from the start or where `resume` ended.
 
-    Of several members it is the first that does this; the others call `assist`.
+    Of several members it is the first that does this; the others call `assist`. `beside` of them
+    share this machine's cores, all if not given.
     """
     task = prepare(task)
     comm = comm or Alone()
@@ -52,7 +55,7 @@ def run_job(
     check_exporters(job.track.exporters)
     store = Store(job.track.folder)
     watchers = Observers(observers)
-    with _threads(job.threads, comm):
+    with _threads(job.threads, beside or comm.count):
         run = assemble(job, task, comm, watchers)  # what cannot be built leaves no run behind
         with closing(run.strategy):
             if resume is None:
@@ -60,7 +63,7 @@ def run_job(
             else:
                 run_id = _resumed(run, task, store, resume)
             folder = store.folder / run_id
-            with watchers:
+            with watchers, journalled(run, run_id, folder, resumed=resume is not None):
                 watchers.add(Recorder(store, run_id))
                 for name in job.track.exporters:
                     watchers.add(exporter(name, folder))
@@ -71,10 +74,12 @@ def run_job(
         return result
 
 
-def assist(job: Job, task: Task, comm: Comm, *, resume: str | None = None) -> Result:
+def assist(
+    job: Job, task: Task, comm: Comm, *, resume: str | None = None, beside: int | None = None
+) -> Result:
     """Be one of the other members: the same steps, and nothing recorded."""
     task = prepare(task)
-    with _threads(job.threads, comm):
+    with _threads(job.threads, beside or comm.count):
         run = assemble(job, task, comm, Observers(()))
         with closing(run.strategy):
             if resume is not None:
@@ -161,10 +166,10 @@ def _best(run: Run) -> dict[str, Any] | None:
 
 
 def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
-    """Leave word of what happened beside the run; of a consequence, who watches knows the cause."""
+    """Leave word of what happened beside the run, unless who watches over all will."""
     if isinstance(error, Exception) and not isinstance(error, CheckpointError):
         run.save_last_words()
-    if isinstance(error, PeerError) and run.comm.watched:
+    if run.comm.watched:
         return
     if not isinstance(error, EchelonError | KeyboardInterrupt):
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
@@ -197,10 +202,10 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _threads(count: int | None, comm: Comm) -> Iterator[None]:
+def _threads(count: int | None, members: int) -> Iterator[None]:
     """Members share the cores, unless the job says how many threads each gets."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count or max(1, before // comm.count))
+    torch.set_num_threads(count or max(1, before // members))
     try:
         yield
     finally:
