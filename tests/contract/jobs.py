@@ -65,6 +65,7 @@ def strategy(
     compile: bool = False,
     schedule: ScheduleSection | None = None,
     micro: int = 1,
+    batch: int | None = None,
     parallel: Parallel | None = None,
     comm: Comm | None = None,
 ) -> Strategy:
@@ -77,6 +78,7 @@ def strategy(
         recompute=recompute,
         compile=compile,
         micro=micro,
+        batch=batch,
     )
     rates = build_schedule(schedule or ScheduleSection(), 20)
     built = build(name, numerics, rates, None, parallel)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection, SyncSection
 from echelon.core.types import Batch
+from echelon.models.resnet import BLOCKS, ResNet, ResNetOptions
+from echelon.strategy.pipeline.pieces import how_many, pieces
 from echelon.task import prepare
 
 from . import members, networks
@@ -81,6 +83,87 @@ def test_frozen_unused_and_weightless_layers_are_as_in_one_process() -> None:
     assert max(apart[0], apart[2]) <= 1e-5
     assert apart[1] == apart[3] == 1e-2
     assert (held, whole) == (0, 438), "others' layers take no memory here"
+
+
+class Repeating(nn.Module):
+    """Layers that write over what they get, and some that come by twice, one with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.again, self.last = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.bend = nn.LeakyReLU(0.1, inplace=True)
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in (self.first, self.bend, self.again, self.bend, self.again, self.bend):
+            x = layer(x)
+        return self.last(x)
+
+
+def test_layers_that_write_over_their_input_or_come_by_twice_are_as_in_one_process() -> None:
+    chosen = task("mlp")
+    chosen.model = Repeating
+    one = strategy("single", chosen)
+    steps(one, batches("mlp", 4))
+    expected = copied(one)
+
+    def work(group: Group) -> list[float]:
+        found = []
+        for schedule, split in (("1f1b", ()), ("1f1b", ("bend",)), ("zero_bubble", ("bend",))):
+            built = piped(group, chosen, schedule, split=split)
+            steps(built, batches("mlp", 4))
+            mine = copied(built)
+            found.append(difference(mine, expected) if group.index == 0 else 0.0)
+        return found
+
+    assert max(members.run(2, work)) <= 1e-5
+
+
+def test_the_built_in_resnet_is_as_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BLOCKS, 18, (1, 1, 0, 0))  # less of the same
+
+    def small() -> nn.Module:
+        torch.manual_seed(1)
+        return ResNet((1, 8, 8), 3, ResNetOptions()).double()
+
+    chosen, found = task("cnn64"), networks.batches("cnn64", size=4, count=6)
+    chosen.model = small
+    one = strategy("single", chosen)
+    for batch in found:
+        one.compute(pieces(batch, how_many(4, 2, None)))
+        assert one.update().committed
+    expected = copied(one)
+
+    def work(group: Group) -> list[Any]:
+        built = piped(group, chosen, batch=4)
+        steps(built, found)
+        mine = copied(built)
+        held = sum(p.numel() for p in built.model.parameters() if not p.is_meta)
+        return [difference(mine, expected) if group.index == 0 else 0.0, held]
+
+    apart, held = members.run(2, work)
+    assert apart <= 1e-9
+    assert 0 < held < sum(w.numel() for w in expected.values())
+
+
+def test_noise_that_the_forward_adds_is_new_in_every_micro_batch_and_step() -> None:
+    def work(group: Group) -> list[float]:
+        seen: list[float] = []
+
+        def noisy(model: nn.Module, batch: Batch) -> Any:
+            noise = torch.randn_like(batch["x"])  # type: ignore[arg-type]
+            seen.append(float(noise[0, 0]))
+            return model(batch["x"] + noise)  # type: ignore[operator]
+
+        chosen = task("mlp")
+        chosen.forward = noisy
+        built = piped(group, prepare(chosen))
+        seen.clear()
+        steps(built, batches("mlp", 3))
+        return seen
+
+    seen = members.run(2, work)
+    assert len(seen) == len(set(seen)) == 3 * how_many(12, 2, None)
 
 
 def test_others_layers_take_no_memory() -> None:

@@ -76,8 +76,13 @@ def test_chains_in_chains_are_taken_apart_and_the_rest_is_not() -> None:
     assert layers(Wrapped(nn.Tanh(), nn.Sequential(nn.Linear(3, 2)))) == ["first", "second.0"]
 
 
+def test_a_layer_may_come_by_twice_unless_it_counts() -> None:
+    twice = layers(nn.Sequential(Twice(nn.Tanh(), nn.Linear(3, 3)), nn.ReLU()))
+    assert twice == ["0.0", "0.1", "0.0", "0.1", "1"]
+    assert layers(nn.Sequential(Twice(nn.BatchNorm1d(3)), nn.ReLU())) == ["0", "1"]
+
+
 def test_what_does_more_than_pass_on_is_one_layer() -> None:
-    assert layers(nn.Sequential(Twice(nn.Tanh(), nn.Linear(3, 3)), nn.ReLU())) == ["0", "1"]
     patched = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     patched.forward = patched.forward  # type: ignore[method-assign]  # as recomputing does
     assert layers(nn.Sequential(patched, nn.ReLU())) == ["0", "1"]
@@ -101,7 +106,7 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
     with pytest.raises(TaskError, match=r"chain of layers, .* as in nn\.Sequential: Residual is n"):
         layers(Residual())
     with pytest.raises(TaskError, match="is not"):
-        layers(Twice(nn.Linear(3, 3), nn.Tanh()))
+        layers(Twice(nn.BatchNorm1d(3)))
     with pytest.raises(TaskError, match=r"does not call the model itself, once"):
         find_layers(nn.Sequential(nn.Linear(3, 3)), lambda model: model[0](X))  # type: ignore[index]
 
@@ -155,7 +160,7 @@ def test_trying_leaves_no_trace() -> None:
 def decided(model: nn.Module, train: Any, *split: str, members: int = 2) -> list[tuple[str, ...]]:
     task = prepare(Task(model=model, loss=cross_entropy, train=train))
     section = PipelineSection(split=split)
-    return decide(model, task, section, members, Solo(), contextlib.nullcontext).stages
+    return decide(model, task, section, members, Solo(), contextlib.nullcontext, 4).stages
 
 
 def test_stages_are_decided_on_by_split_or_cost() -> None:

@@ -100,6 +100,10 @@ def test_only_one_tensor_can_pass_between_stages() -> None:
     assert one_tensor(torch.ones(1), "3").numel() == 1
     with pytest.raises(TaskError, match="layer '3' gives a tuple where the pipeline is cut"):
         one_tensor((torch.ones(1),), "3")
+    with pytest.raises(TaskError, match="Tensor of 1 dimensions and complex64 where"):
+        one_tensor(torch.ones(1, dtype=torch.complex64), "3")
+    with pytest.raises(TaskError, match=r"Tensor of 13 dimensions and .* in up to 12 dimensions"):
+        one_tensor(torch.ones([1] * 13), "3")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """The layers of a model that is a chain, found by watching it at work.
 
 A module is a chain if each of its children takes what the one before it gave, and nothing else
-happens: `nn.Sequential`, and whatever does the same by hand. Chains in chains are taken apart too;
-what is not a chain (a residual block, say) is a layer.
+happens: `nn.Sequential`, and whatever does the same by hand. A child may come by several times.
+Chains in chains are taken apart too; what is not a chain (a residual block, say) is a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +60,10 @@ def _is_chain(call: _Call) -> bool:
     if module._parameters or module._buffers or "forward" in module.__dict__:
         return False  # it does something itself, or is patched to
     called = [each.module for each in inner]
-    if not inner or set(called) != set(module.children()) or len(called) != len(set(called)):
+    if not inner or set(called) != set(module.children()):
         return False
+    if any(True for each in _repeated(called) for _ in each.buffers()):
+        return False  # what it counts, it could not count at two places
     if len(call.args) != 1 or call.kwargs:
         return False
     given = call.args[0]
@@ -69,6 +72,10 @@ def _is_chain(call: _Call) -> bool:
             return False
         given = each.output
     return call.output is given
+
+
+def _repeated(called: Sequence[nn.Module]) -> list[nn.Module]:
+    return [module for module, times in Counter(called).items() if times > 1]
 
 
 @contextmanager

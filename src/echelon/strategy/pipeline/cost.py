@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from echelon.strategy.pipeline.line import can_pass
+
 REPEATS = 3
 BYTES_PER_SECOND = 1e9
 """What passes between two members: gloo on one host. Decides between cuts of like time only."""
@@ -44,8 +46,9 @@ def measure(
 def _timed(
     layer: nn.Module, x: Any, autocast: Callable[[], AbstractContextManager[object]]
 ) -> tuple[Any, float]:
-    if isinstance(x, Tensor) and x.is_floating_point():
-        x = x.detach().requires_grad_()
+    if isinstance(x, Tensor):
+        learnt = x.is_floating_point()
+        x = x.detach().requires_grad_(learnt).clone()  # the layer may write over it
     start = _clock(x)
     with autocast():
         y = layer(x)
@@ -61,8 +64,7 @@ def _clock(x: Any) -> float:
 
 
 def _passing(y: Any) -> float:
-    """Only a tensor can be passed on."""
-    if not isinstance(y, Tensor):
+    if not can_pass(y):
         return float("inf")
     return 2 * y.numel() * y.element_size() / BYTES_PER_SECOND
 

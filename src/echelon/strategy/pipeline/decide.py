@@ -20,8 +20,6 @@ from echelon.strategy.pipeline.cost import measure, traceless
 from echelon.strategy.pipeline.entrance import entrance
 from echelon.strategy.pipeline.split import balanced, by_names
 
-SAMPLES = 32
-"""Samples that the layers are timed with."""
 INTERLEAVED = 2
 """Stages of each member where they are interleaved."""
 
@@ -48,12 +46,17 @@ def decide(
     members: int,
     world: Collective,
     autocast: Autocast,
+    samples: int,
 ) -> Cut:
-    """Collective. What is wrong is found by member 0, and raised there."""
+    """Collective. What is wrong is found by member 0, and raised there.
+
+    Layers are timed with as many samples as a micro-batch has: some take longer for each sample,
+    some (a large table's gradient) whatever their number.
+    """
     stages = stage_count(section, members)
     if world.index == 0:
-        chosen = _chosen(model, task, section, stages, autocast)
-        return _told(model, world, chosen)
+        batch = first_samples(task, samples, next(model.parameters()).device)
+        return _told(model, world, _chosen(model, task, section, stages, autocast, batch))
     return _told(model, world, None)
 
 
@@ -75,10 +78,14 @@ def stage_count(section: PipelineSection, members: int) -> int:
 
 
 def _chosen(
-    model: nn.Module, task: Task, section: PipelineSection, stages: int, autocast: Autocast
+    model: nn.Module,
+    task: Task,
+    section: PipelineSection,
+    stages: int,
+    autocast: Autocast,
+    batch: Batch,
 ) -> Cut:
     with traceless(model):
-        batch = first_samples(task, SAMPLES, next(model.parameters()).device)
         layers = find_layers(model, lambda whole: task.forward(whole, batch))
         x = entrance(task.forward, batch)
         if len(layers) < stages:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from echelon.core.errors import PeerError
 
-_DIMS = 12
+MOST_DIMS = 12
 _DTYPES = (
     torch.float32,
     torch.bfloat16,
@@ -36,6 +36,11 @@ _DTYPES = (
 
 
 _GLOO = re.compile(r"^\[\S*\] ")  # the line of its own source that it begins with
+
+
+def can_pass(y: Any) -> TypeGuard[Tensor]:
+    """Whether this can be told of and sent."""
+    return isinstance(y, Tensor) and y.dtype in _DTYPES and y.ndim <= MOST_DIMS
 
 
 class Form(NamedTuple):
@@ -67,14 +72,14 @@ class Form(NamedTuple):
         return row.permute(places).to(device)
 
     def described(self) -> Tensor:
-        rest = [0] * (_DIMS - len(self.sizes))
+        rest = [0] * (MOST_DIMS - len(self.sizes))
         numbers = [_DTYPES.index(self.dtype), len(self.sizes)]
         return torch.tensor([*numbers, *self.sizes, *rest, *self.order, *rest])
 
     @classmethod
     def understood(cls, numbers: Sequence[int]) -> Form:
         kind, dims = numbers[:2]
-        sizes, order = numbers[2 : 2 + dims], numbers[2 + _DIMS : 2 + _DIMS + dims]
+        sizes, order = numbers[2 : 2 + dims], numbers[2 + MOST_DIMS : 2 + MOST_DIMS + dims]
         return cls(_DTYPES[kind], tuple(sizes), tuple(order))
 
 

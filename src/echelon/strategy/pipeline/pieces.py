@@ -12,6 +12,8 @@ PER_MEMBER = 4
 the pipeline fills and empties."""
 _SMALLEST = 2
 """Samples: batch norm needs two."""
+_UNKNOWN = 32
+"""Samples of a micro-batch where nobody says how many."""
 
 
 def how_many(size: int, members: int, wanted: int | None) -> int:
@@ -19,6 +21,16 @@ def how_many(size: int, members: int, wanted: int | None) -> int:
     if wanted is None:
         wanted = 1 if members == 1 else min(PER_MEMBER * members, size // _SMALLEST)
     return max(1, min(wanted, size))
+
+
+def usual(
+    batch: int | None, replicas: int, accumulate: int, members: int, wanted: int | None
+) -> int:
+    """Samples of a micro-batch, at least as many as batch norm needs."""
+    if batch is None:
+        return _UNKNOWN
+    share = batch // (replicas * accumulate)
+    return max(_SMALLEST, share // how_many(share, members, wanted))
 
 
 def pieces(batch: Batch, count: int) -> list[Batch]:

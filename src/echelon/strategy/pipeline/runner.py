@@ -90,6 +90,8 @@ class Runner:
     def _forward(self, stage: Stage, micro: int) -> None:
         at, batch = stage.index, self._micro[micro]
         passed = at > 0
+        if self._learning and not passed:
+            stage.enter(micro)
         x = self._received(_OUTPUT, at - 1, micro) if passed else self._enter(batch)
         y = stage.forward(micro, x, passed=passed, learning=self._learning)
         output = self._end(y, batch) if at == self._last else one_tensor(y, self._names[at])

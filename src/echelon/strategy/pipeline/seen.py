@@ -22,7 +22,7 @@ class Seen:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, loss_sum: Tensor, weight: float, output: Any, batch: Batch) -> None:
-        self.loss_sum += loss_sum.to("cpu", torch.float64)
+        self.loss_sum += loss_sum.to("cpu", torch.float64).view(())
         self.weight += weight
         for name, metric in self._metrics.items():
             part = metric.measure(output, batch)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from echelon.core.errors import TaskError
+from echelon.strategy.pipeline.line import MOST_DIMS, can_pass
 
 
 class Stage:
@@ -36,12 +37,18 @@ class Stage:
         self._outputs: dict[int, Tensor] = {}
         self._left: dict[int, Callable[[], None]] = {}
 
+    def enter(self, micro: int) -> None:
+        """What is drawn from now on belongs to what comes before the first layer."""
+        self._draw(-1, micro)
+
     def forward(self, micro: int, x: Any, *, passed: bool, learning: bool) -> Any:
         """`passed`: `x` came from the stage before, which wants to know its gradient."""
         if learning:
             if passed and x.is_floating_point():
                 x = x.requires_grad_()
             self._inputs[micro] = x
+            if passed:
+                x = x.clone()  # layers may write over what they get, but not over a leaf
         with self._autocast():
             for number, layer in self._layers:
                 if learning:
@@ -87,12 +94,15 @@ class Stage:
 
 
 def one_tensor(y: Any, layer: str) -> Tensor:
-    if not isinstance(y, Tensor):
-        raise TaskError(
-            f"layer {layer!r} gives a {type(y).__name__} where the pipeline is cut: "
-            f"only one tensor can pass between stages"
-        )
-    return y
+    if can_pass(y):
+        return y
+    what = f"a {type(y).__name__}"
+    if isinstance(y, Tensor):
+        what += f" of {y.ndim} dimensions and {str(y.dtype).removeprefix('torch.')}"
+    raise TaskError(
+        f"layer {layer!r} gives {what} where the pipeline is cut: only one tensor of real or whole "
+        f"numbers, in up to {MOST_DIMS} dimensions, can pass between stages"
+    )
 
 
 def _can_be_cut(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ from echelon.strategy.pipeline.holders import (
     make_meta,
 )
 from echelon.strategy.pipeline.line import Line
+from echelon.strategy.pipeline.pieces import usual
 from echelon.strategy.pipeline.runner import Runner
 from echelon.strategy.pipeline.stage import Stage
 from echelon.strategy.pipeline.whole import Part, gather, options_of, without_elsewhere
@@ -60,8 +61,6 @@ class Staged(Synchronous):
                 ("compile",),
             )
         super().setup(task if self.whole else as_factory(task), comm)
-        self._buffers = [buffer for buffer in self._buffers if not buffer.is_meta]
-        self._kept = [buffer.clone() for buffer in self._buffers]
 
     def _place(self) -> None:
         self._world = self._comm.collective()
@@ -79,7 +78,15 @@ class Staged(Synchronous):
     def _cut(self) -> list[tuple[int, nn.Module]]:
         """Decide on the stages, and build this member's; returns (place, layer) pairs."""
         section, device = self._parallel.pipeline, self._numerics.device
-        cut = decide(self.model, self._task, section, self._places, self._world, self._autocast)
+        cut = decide(
+            self.model,
+            self._task,
+            section,
+            self._places,
+            self._world,
+            self._autocast,
+            self._usual_samples(),
+        )
         layers = [[self.model.get_submodule(n) for n in names] for names in cut.stages]
         axes = {"data": self.shard.count, "pipeline": self._places}
         self._line = Line(self._comm.mesh(axes).get_group("pipeline"))
@@ -97,6 +104,11 @@ class Staged(Synchronous):
         )
         self._stage_count = len(layers)
         return [(at % self._places, layer) for at, own in enumerate(layers) for layer in own]
+
+    def _usual_samples(self) -> int:
+        known = self._numerics
+        wanted = self._parallel.pipeline.micro
+        return usual(known.batch, self.shard.count, known.micro, self._places, wanted)
 
     def _optimizer(self) -> Optimizer:
         return self._own_optimizer

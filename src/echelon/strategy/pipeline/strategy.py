@@ -24,6 +24,7 @@ from echelon.core.types import Batch, Stats
 from echelon.data.batch import emptied, size
 from echelon.optim import gradients
 from echelon.strategy.batch_norm import synchronise, unsynchronise
+from echelon.strategy.pair import as_pair
 from echelon.strategy.pipeline.decide import first_samples
 from echelon.strategy.pipeline.entrance import entrance
 from echelon.strategy.pipeline.fault import explain
@@ -33,7 +34,7 @@ from echelon.strategy.pipeline.plan import forward_plan, plan
 from echelon.strategy.pipeline.runner import End
 from echelon.strategy.pipeline.seen import Seen
 from echelon.strategy.pipeline.staged import Staged
-from echelon.strategy.synchronous import Met
+from echelon.strategy.synchronous import NO_GRADIENT, Met
 from echelon.strategy.totals import total
 
 
@@ -52,7 +53,7 @@ class Pipeline(Staged):
         if not self.model.training:
             self.model.train()
         if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+            self._keep_buffers()
         self._micro, self._loss_sum, self._weight = micro, torch.zeros(()), 0.0
         for at, part in enumerate(self._cut_up(micro, backward)):
             with self._draws.during(self.version, self._replica, at):
@@ -101,9 +102,9 @@ class Pipeline(Staged):
 
     def _end(self, output: Any, batch: Batch) -> Tensor:
         with self._autocast():
-            loss_sum, weight = self._loss(output, batch)
+            loss_sum, weight = as_pair(self._loss(output, batch))
         self._loss_sum = self._loss_sum + loss_sum.detach()
-        self._weight += float(weight)
+        self._weight += weight
         scale = self._scaler.scale
         return loss_sum if scale == 1.0 else loss_sum * scale
 
@@ -117,8 +118,8 @@ class Pipeline(Staged):
 
         def end(output: Any, batch: Batch) -> Tensor:
             with self._autocast():
-                loss_sum, weight = self._loss(output, batch)
-            seen.add(loss_sum, float(weight), output, batch)
+                loss_sum, weight = as_pair(self._loss(output, batch))
+            seen.add(loss_sum, weight, output, batch)
             return loss_sum
 
         for part in self._cut_up(micro, learning=False):
@@ -133,7 +134,7 @@ class Pipeline(Staged):
             [self._loss_sum.item(), self._weight, self._comm.asked, len(grads)]
         )
         if not some:
-            raise TaskError("no parameter got a gradient: does the loss depend on the model?")
+            raise TaskError(NO_GRADIENT)
         self._met_loss = loss_sum
         good = weight <= 0 or gradients.finish_(grads, weight * self._scaler.scale)
         (bad,) = self._world.sum([float(not good)])
