@@ -1,0 +1,28 @@
+"""The coordinator: who takes part, in which generation, at which version, and who does what.
+
+    member ── Liaison ──┐                  ┌─ roster, liveness     who is there
+    member ── Liaison ──┼── TCP ── server ─┤  generations          who trains together
+    supervisor ─ Reporter ┘        desk ───┤  versions, leases     what is on record, who holds what
+                                           └─ outbox ── journal    what a successor has to know
+
+Everything but the sockets is plain code that is told what time it is. No gradient passes here.
+"""
+
+from echelon.cluster.coordinator.generation import About, Fellow, Generation
+from echelon.cluster.coordinator.invitation import join_string, read_join_string
+from echelon.cluster.coordinator.liaison import Liaison
+from echelon.cluster.coordinator.reporter import Reporter
+from echelon.cluster.coordinator.serve import serve
+from echelon.cluster.coordinator.settings import Settings
+
+__all__ = [
+    "About",
+    "Fellow",
+    "Generation",
+    "Liaison",
+    "Reporter",
+    "Settings",
+    "join_string",
+    "read_join_string",
+    "serve",
+]

@@ -1,0 +1,151 @@
+"""The distributed ledger: which trainer holds which range, and what is done.
+
+Who asks says how much it wants to hold in all, and the answer is all that it holds: asked twice,
+because an answer was lost with its connection, nothing is handed out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from echelon.core.types import Lease
+from echelon.data.intervals import Intervals
+
+MOST = 4
+"""Times what it wanted that the fastest trainer gets."""
+LEAST = 8
+"""The part of what it wanted, one in so many, below which ranges are not divided further."""
+
+
+class Page:
+    """One epoch. Every position is free, held by one trainer, or done."""
+
+    __slots__ = ("done", "free", "held", "left", "loose")
+
+    def __init__(self, samples: int) -> None:
+        self.free = Intervals([(0, samples)])
+        self.done = Intervals()
+        self.held: dict[int, Intervals] = {}
+        self.loose = samples
+        """How many positions are free: counting them each time would take longer."""
+        self.left = samples
+        """How many are not done."""
+
+
+class Leases:
+    """Whatever is not done goes to whoever asks, in ascending order, more to the faster."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self._pages: dict[int, Page] = {}
+        self._whole: set[int] = set()
+        """Epochs that are done."""
+
+    def lease(self, member: int, epoch: int, wanted: int, speed: float, all_: float) -> list[Lease]:
+        """Hand out until `member` holds what it should; returns what is new.
+
+        `speed` is its own in relation to the usual one, `all_` the sum over everybody.
+        """
+        page = self._page(epoch)
+        if page is None:
+            return []
+        held = page.held.setdefault(member, Intervals())
+        due = self._due(page, wanted, speed, all_) - held.total
+        new = []
+        while due > 0 and page.free:
+            start, stop = page.free.pop(due)
+            held.add(start, stop)
+            page.loose -= stop - start
+            due -= stop - start
+            new.append(Lease(epoch, start, stop))
+        return new
+
+    def holds(self, member: int, epoch: int) -> list[tuple[int, int]]:
+        page = self._pages.get(epoch)
+        return list(page.held.get(member, ())) if page else []
+
+    def left(self, epoch: int) -> int:
+        """How many samples of the epoch are not committed."""
+        if epoch in self._whole:
+            return 0
+        page = self._pages.get(epoch)
+        return page.left if page else self.samples
+
+    def take(self, member: int, lease: Lease) -> bool:
+        """Hand out exactly this, as it was before; says whether it was free."""
+        epoch, start, stop = lease
+        page = self._page(epoch)
+        if page is None or not page.free.take(start, stop):
+            return False
+        page.loose -= stop - start
+        page.held.setdefault(member, Intervals()).add(start, stop)
+        return True
+
+    def commit(self, member: int, lease: Lease) -> bool:
+        """Done, by whom it was held; says whether it was."""
+        page = self._pages.get(lease.epoch)
+        if page is None or not self._released(page, member, lease):
+            return False
+        page.done.add(lease.start, lease.stop)
+        page.left -= lease.size
+        if page.left == 0:
+            del self._pages[lease.epoch]
+            self._whole.add(lease.epoch)
+        return True
+
+    def is_done(self, lease: Lease) -> bool:
+        """Whether all of it is committed, by whomever."""
+        epoch, start, stop = lease
+        page = self._pages.get(epoch)
+        if page is None:
+            return epoch in self._whole and stop <= self.samples
+        return page.done.overlap(start, stop) == stop - start
+
+    def give_back(self, member: int, lease: Lease) -> bool:
+        """Free again, before all that comes after it; says whether it was held."""
+        page = self._pages.get(lease.epoch)
+        if page is None or not self._released(page, member, lease):
+            return False
+        page.free.add(lease.start, lease.stop)
+        page.loose += lease.size
+        return True
+
+    def give_back_all(self, member: int) -> list[Lease]:
+        """A member is gone: what it held goes to others."""
+        found = [Lease(epoch, *pair) for epoch, pair in self._held_by(member)]
+        for lease in found:
+            self.give_back(member, lease)
+        for page in self._pages.values():
+            page.held.pop(member, None)
+        return found
+
+    def owners(self) -> Iterable[tuple[int, Lease]]:
+        """Every lease that is out, with its holder."""
+        for epoch, page in self._pages.items():
+            for member, held in page.held.items():
+                yield from ((member, Lease(epoch, *pair)) for pair in held)
+
+    def _held_by(self, member: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        for epoch, page in self._pages.items():
+            for pair in page.held.get(member, ()):
+                yield epoch, pair
+
+    def _page(self, epoch: int) -> Page | None:
+        """None for an epoch that is done."""
+        if epoch in self._whole:
+            return None
+        if epoch not in self._pages:
+            self._pages[epoch] = Page(self.samples)
+        return self._pages[epoch]
+
+    def _due(self, page: Page, wanted: int, speed: float, all_: float) -> int:
+        """In proportion to its speed; towards the end no more than its part of what is free, so
+        that nobody waits for the slowest one's last lease."""
+        fair = min(MOST * wanted, round(wanted * speed))
+        last = int(page.loose * speed / all_)
+        return max(1, wanted // LEAST, min(fair, last))
+
+    @staticmethod
+    def _released(page: Page, member: int, lease: Lease) -> bool:
+        held = page.held.get(member)
+        return held is not None and held.take(lease.start, lease.stop)

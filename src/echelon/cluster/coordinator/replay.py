@@ -1,0 +1,139 @@
+"""A coordinator's memory: from the journal of those before it, all that they knew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from echelon.cluster.coordinator.desk import Desk
+from echelon.cluster.coordinator.formation import Formation
+from echelon.cluster.coordinator.frames import Message
+from echelon.cluster.coordinator.roster import Member
+from echelon.core.errors import DataError
+from echelon.core.types import Lease
+
+Entry = Mapping[str, Any]
+
+
+def replay(desk: Desk, past: Iterable[Entry], store: tuple[str, int], now: float) -> bool:
+    """Bring a new desk to where the journal ends; returns whether another one sat at it before.
+
+    What is not known here is of no concern to a coordinator.
+    """
+    reader = _Reader(desk, store, now)
+    for number, entry in enumerate(past, 1):
+        try:
+            reader.read(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"entry {number} of the journal ({entry.get('kind')!r}) does not fit what came "
+                f"before it: {error}"
+            ) from None
+    for member in desk.roster:
+        member.away = now
+    if reader.again:
+        desk.liveness.restarted = now
+        desk.versions.formed(now, desk.generations.number)
+        desk.generations.gone_on_with(now)
+    return reader.again
+
+
+class _Reader:
+    def __init__(self, desk: Desk, store: tuple[str, int], now: float) -> None:
+        self.again = False
+        self._desk, self._store, self._now = desk, store, now
+        self._people: dict[int, Message] = {}
+        self._kinds: dict[str, Callable[[Entry], None]] = {
+            "begun": self._begun,
+            "coordinator": self._coordinator,
+            "joined": self._joined,
+            "lost": self._lost,
+            "generation": self._generation,
+            "committed": self._committed,
+            "rolled_back": self._rolled_back,
+            "leased": self._leased,
+            "returned": self._returned,
+            "over": self._over,
+            "finished": self._finished,
+        }
+
+    def read(self, entry: Entry) -> None:
+        kind = self._kinds.get(entry["kind"])
+        if kind is not None:
+            kind(entry)
+
+    def _begun(self, entry: Entry) -> None:
+        """Also a run that is resumed: whoever took part before is gone, what was done is done."""
+        desk, self.again = self._desk, False
+        for member in list(desk.roster):
+            self._gone(member.id, "the run was begun again")
+        desk.roster.gone.clear()
+        desk.generations.begin(desk.generations.number)
+        desk.versions.batch_size = entry.get("batch_size")
+
+    def _coordinator(self, _entry: Entry) -> None:
+        self.again = True
+
+    def _joined(self, entry: Entry) -> None:
+        member = Member(
+            id=entry["member"],
+            pid=entry["pid"],
+            host=entry["host"],
+            name=entry["name"],
+            number=entry.get("number"),
+            local=entry["host"] == self._desk.here,
+        )
+        self._people[member.id] = member.public()
+        self._desk.admit(self._now, member)
+
+    def _lost(self, entry: Entry) -> None:
+        self._gone(entry["member"], entry["why"])
+
+    def _gone(self, id_: int, why: str) -> None:
+        member = self._desk.roster.get(id_)
+        if member is not None:
+            self._desk.roster.remove(member, why)
+            self._desk.leases.give_back_all(id_)
+
+    def _generation(self, entry: Entry) -> None:
+        people = [self._people[member] for member in entry["members"]]
+        number, behind = entry["number"], list(entry.get("behind", ()))
+        self._desk.generations.restore(
+            Formation(number, people, entry.get("source"), behind, entry["version"], self._store)
+        )
+        for id_ in entry["members"]:
+            member = self._desk.roster.get(id_)
+            if member is not None:
+                member.generation = number
+
+    def _committed(self, entry: Entry) -> None:
+        versions, last = self._desk.versions, entry["last"]
+        if "member" in entry:
+            lease = _lease(entry)
+            if not self._desk.leases.commit(entry["member"], lease):
+                raise ValueError(f"member {entry['member']} does not hold {lease}")
+            versions.restore(max(versions.recorded, last))
+        elif last < entry["first"]:
+            versions.left_out(entry["epoch"], entry["start"])
+        else:
+            versions.restore(last)
+
+    def _rolled_back(self, entry: Entry) -> None:
+        self._desk.versions.restore(entry["version"], entry.get("generation", 0))
+
+    def _leased(self, entry: Entry) -> None:
+        if not self._desk.leases.take(entry["member"], _lease(entry)):
+            raise ValueError(f"{_lease(entry)} is not free")
+
+    def _returned(self, entry: Entry) -> None:
+        self._desk.leases.give_back(entry["member"], _lease(entry))
+
+    def _over(self, entry: Entry) -> None:
+        self._desk.generations.closing(entry["status"])
+
+    def _finished(self, entry: Entry) -> None:
+        self._desk.generations.finished(entry["status"], entry.get("why", entry["status"]))
+
+
+def _lease(entry: Entry) -> Lease:
+    return Lease(entry["epoch"], entry["start"], entry["stop"])

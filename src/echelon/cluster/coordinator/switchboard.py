@@ -1,0 +1,172 @@
+"""The coordinator's connections: accepted, read, written to and closed, never waited for."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from typing import Any, Protocol
+
+from echelon.cluster.coordinator.frames import BadFrame, Message, encode
+from echelon.cluster.coordinator.line import Line, Stage
+from echelon.track.text import warn
+
+GREETING = 2.0
+"""Seconds to show the key and say hello in."""
+_GOODBYE = 1.0
+_ACCEPTED = 32
+"""At a time: those who are in already are served between."""
+_REMEMBERED = 1000
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Listener(Protocol):
+    """Whom frames and ends are told to."""
+
+    def take(self, now: float, line: Line, message: Message) -> None: ...
+
+    def read_up(self, now: float) -> None:
+        """Everything that has come from a connection for now was told."""
+        ...
+
+    def hung_up(self, now: float, line: Line) -> None:
+        """This connection is over; its member may have a newer one."""
+        ...
+
+
+class Switchboard:
+    """Everything that has to do with a connection as such."""
+
+    def __init__(
+        self, socket_: socket.socket, selector: selectors.BaseSelector, listener: Listener
+    ) -> None:
+        socket_.setblocking(False)
+        self.lines: set[Line] = set()
+        self._passing: set[Line] = set()
+        """Those on their way in or out: they have little time."""
+        self._socket, self._selector, self._listener = socket_, selector, listener
+        self._accepts = False
+        self._said: set[tuple[str, str]] = set()
+
+    def tick(self, now: float) -> None:
+        if not self._accepts:
+            self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+            self._accepts = True
+        for line in list(self._passing):
+            if line.stage is Stage.LEAVING:
+                if now - line.since > _GOODBYE:
+                    self.close(now, line)
+            elif now - line.since > GREETING:
+                self.refuse(now, line, f"no hello within {GREETING:g} s", again=True)
+
+    def settled(self, line: Line) -> None:
+        """It has said hello."""
+        self._passing.discard(line)
+
+    def push(self, now: float, line: Line) -> None:
+        """Send what the kernel takes, and come back for the rest."""
+        try:
+            line.flush()
+        except OSError:
+            self.close(now, line)
+            return
+        if line.is_clogged:
+            self.say_once(line.address, "a connection was dropped: it does not read")
+            self.close(now, line)
+        elif line.has_unsent != line.watches_writing:
+            line.watches_writing = line.has_unsent
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_unsent else 0)
+            self._selector.modify(line.socket, events, lambda seen: self._ready(line, seen))
+        if line.stage is Stage.LEAVING and not line.has_unsent:
+            line.say_goodbye()
+
+    def refuse(self, now: float, line: Line, why: str, *, again: bool = False) -> None:
+        """What is not as agreed ends its connection, and nothing else; it may try `again`."""
+        who = f"member {line.member.id} at {line.address}" if line.member else line.address
+        self.say_once(who, f"a connection was refused: {why}")
+        self.send_off(now, line, "refused", why=why, again=again)
+
+    def send_off(self, now: float, line: Line, kind: str, **fields: Any) -> None:
+        """A last word, and the end."""
+        self._listener.hung_up(now, line)
+        line.put(encode(kind, **fields))
+        self.leave(now, line)
+
+    def leave(self, now: float, line: Line) -> None:
+        """End it once all is sent."""
+        line.leave(now)
+        self._passing.add(line)
+        self.push(now, line)
+
+    def close(self, now: float, line: Line) -> None:
+        if line in self.lines:
+            self.lines.discard(line)
+            self._passing.discard(line)
+            self._selector.unregister(line.socket)
+            line.close()
+            self._listener.hung_up(now, line)
+
+    def close_all(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.lines.clear()
+
+    def say_once(self, who: str, what: str) -> None:
+        if (who, what) not in self._said and len(self._said) < _REMEMBERED:
+            self._said.add((who, what))
+            warn(f"coordinator: {who}: {what}")
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._exhausted(error)
+                return
+            self._begin(Line(connection, str(address[0]), time.monotonic()))
+
+    def _begin(self, line: Line) -> None:
+        self.lines.add(line)
+        self._passing.add(line)
+        self._selector.register(
+            line.socket, selectors.EVENT_READ, lambda seen: self._ready(line, seen)
+        )
+        self.push(line.since, line)
+
+    def _exhausted(self, error: OSError) -> None:
+        """No descriptors are left: those who are in come first, the next tick tries again."""
+        if error.errno not in _EXHAUSTED:
+            raise error
+        self.say_once("this host", f"a connection could not be accepted: {error.strerror}")
+        self._selector.unregister(self._socket)
+        self._accepts = False
+
+    def _ready(self, line: Line, events: int) -> None:
+        now = time.monotonic()
+        if events & selectors.EVENT_WRITE and line in self.lines:
+            self.push(now, line)
+        if events & selectors.EVENT_READ and line in self.lines:
+            self._read(now, line)
+            self._listener.read_up(now)
+
+    def _read(self, now: float, line: Line) -> None:
+        try:
+            data = line.receive()
+        except OSError:
+            data = b""
+        if data == b"":
+            self.close(now, line)
+        elif data is not None and line.stage is not Stage.LEAVING:
+            self._decode(now, line, data)
+
+    def _decode(self, now: float, line: Line, data: bytes) -> None:
+        try:
+            for message in line.decoder.feed(data):
+                self._listener.take(now, line, message)
+                if line.stage is Stage.LEAVING or line not in self.lines:
+                    return
+        except BadFrame as error:
+            self.refuse(now, line, str(error))
