@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -12,12 +11,10 @@ from torch import Tensor, nn
 
 from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection
-from echelon.core.config.parallel import TensorSection
-from echelon.core.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
+from echelon.core.errors import NonFiniteError
 from echelon.core.task import Task
 from echelon.core.types import Ask, Parallel
 from echelon.models.gpt import GPT, GPTOptions
-from echelon.models.mlp import MLP, MLPOptions
 
 from . import members, networks
 from .jobs import difference, strategy
@@ -112,82 +109,6 @@ def test_what_one_process_saved_a_team_goes_on_with_and_the_other_way_round() ->
         return [difference(weights(last), expected)]
 
     assert max(members.run(4, work)) <= 1e-5
-
-
-def two_layers() -> nn.Module:
-    torch.manual_seed(1)
-    middle = [nn.Linear(6, 7), nn.Linear(6, 7)]  # 7 does not divide evenly
-
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up = middle
-            self.down = nn.Linear(7, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.down(torch.sigmoid(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
-
-    return Gated()
-
-
-PLAN = TensorSection(plan={"[gu]*": "columns", "down": "rows"})
-
-
-def test_a_plan_of_the_users_own_is_followed_also_where_parts_are_uneven() -> None:
-    task = Task(two_layers, networks.task("mlp").loss)
-    single = built(task, CASE)
-    go(single, "mlp", CASE, slice(8))
-    expected = weights(single)
-
-    def work(group: Group) -> list[float]:
-        trained = built(task, CASE, group, Parallel(tensor=PLAN))
-        rows = trained.model.get_parameter("gate.weight").shape[0]
-        go(trained, "mlp", CASE, slice(8))
-        return [difference(weights(trained), expected), rows]
-
-    apart, rows = members.run(3, work)
-    assert apart <= 1e-5
-    assert rows == 2
-
-
-def thin() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 3))
-
-
-def test_what_cannot_be_cut_is_refused() -> None:
-    loss = networks.task("mlp").loss
-    free, gpt = Task(two_layers, loss), networks.task("gpt")
-    lone = Task(lambda: MLP((6,), 3, MLPOptions(norm="layer")), loss)
-    odd = Task(lambda: GPT(9, 8, GPTOptions(layers=1, heads=4, width=8)), loss)
-    cases: list[tuple[Task, dict[str, Any], str]] = [
-        (free, {}, "does not know how to cut this model: say it in tensor.plan"),
-        (lone, {}, "does not know how to cut this model"),
-        (odd, {}, "model.heads = 4: must be a multiple of the 3 members"),
-        (free, {"nope": "rows"}, "tensor.plan: linear layer 'nope' is unknown"),
-        (free, {"gate": "columns"}, "'gate' is cut by columns, but no layer after it by rows"),
-        (free, {"down": "rows"}, "'down' is cut by rows, but no layer before it by columns"),
-        (gpt, {"1.mlp.up": "columns", "5.scores": "rows"}, "'5.scores' shares a parameter"),
-        (Task(thin, loss), {"0": "columns", "1": "rows"}, "'0' cannot be cut by columns into 3"),
-    ]
-
-    def work(group: Group) -> int:
-        for task, plan, words in cases:
-            with pytest.raises(ConfigError, match=words):
-                built(task, CASE, group, Parallel(tensor=TensorSection(plan=plan)))
-        free.optimizer = lambda parameters: torch.optim.Adafactor(parameters)
-        with pytest.raises(TaskError, match="Adafactor cannot be divided among members"):
-            built(free, CASE, group, Parallel(tensor=PLAN))
-        trained = built(networks.task("mlp"), CASE, group)
-        trained._numerics = dataclasses.replace(trained._numerics, compile=True)
-        with pytest.raises(ConfigError, match="compile: true"):
-            trained._cut()
-        state = trained.state_dict()
-        wrong = {name: torch.zeros(9, 9) for name in state["model"]}
-        with pytest.raises(CheckpointError, match=r"is \(9, 9\), but the parameter is"):
-            trained.load_state_dict({**state, "model": wrong})
-        return len(cases)
-
-    assert members.run(3, work) == len(cases)
 
 
 def test_figures_are_those_of_all_samples_and_wishes_those_of_all_members() -> None:

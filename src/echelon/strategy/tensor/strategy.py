@@ -29,6 +29,7 @@ from echelon.strategy.sharded.axes import lengths
 from echelon.strategy.sharded.optimizer import check_divisible, own_state, whole_state
 from echelon.strategy.synchronous import Met
 from echelon.strategy.tensor.chance import agree_on_chance
+from echelon.strategy.tensor.check import unchanged
 from echelon.strategy.tensor.cuts import Cut, gathered
 from echelon.strategy.tensor.cutting import cut_model
 from echelon.strategy.tensor.layers import Team, restore
@@ -66,8 +67,11 @@ class Tensor(AllReduce):
                 ("compile",),
             )
         chance = agree_on_chance(self._team, self._numerics.device)
-        plan = planned(self.model, self._parallel.tensor.plan)
-        return cut_model(self.model, plan, Team(self._team, chance))
+        team, wishes = Team(self._team, chance), self._parallel.tensor.plan
+        if not wishes:
+            return cut_model(self.model, planned(self.model, wishes), team)
+        with unchanged(self._task, self.model, self._numerics.device):
+            return cut_model(self.model, planned(self.model, wishes), team)
 
     def _join(self) -> None:
         if self._cuts:
