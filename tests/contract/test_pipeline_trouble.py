@@ -170,6 +170,11 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line() -> None:
         with pytest.raises(ConfigError) as caught:
             piped(group, task("mlp"), split=("0", "1"))
         found.append(str(caught.value))
+        noting = task("mlp")
+        noting.model = lambda: nn.Sequential(Noting(6, 16), nn.Linear(16, 3))
+        with pytest.raises(TaskError) as noted:
+            piped(group, noting)
+        found.append(str(noted.value))
         unlike = task("mlp")
         unlike.model = lambda: nn.Sequential(nn.Linear(6, 16), Fickle(), nn.Linear(16, 3))
         built = piped(group, unlike, split=("2",))
@@ -179,10 +184,18 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line() -> None:
             steps(built, batches("mlp", 1))
         return [*found, str(refusal.value)]
 
-    compiled, split, fickle = members.run(2, work)
+    compiled, split, noted, fickle = members.run(2, work)
     assert "compile: true does not go with strategy 'pipeline'" in compiled
     assert "pipeline.split names 2 layers, which makes 3 stages" in split
+    assert "the model keeps '0._extra_state', which is no tensor" in noted
     assert "layer '1' gives a tensor of" in fickle
+
+
+class Noting(nn.Linear):
+    """Has something of its own to be saved."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
 
 
 class Fickle(nn.Module):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, TaskError
 from echelon.core.protocols import Comm
 from echelon.core.task import Task
 from echelon.core.types import Shard
@@ -77,6 +77,7 @@ class Staged(Synchronous):
 
     def _cut(self) -> list[tuple[int, nn.Module]]:
         """Decide on the stages, and build this member's; returns (place, layer) pairs."""
+        _check_state(self.model)
         section, device = self._parallel.pipeline, self._numerics.device
         cut = decide(
             self.model,
@@ -171,6 +172,15 @@ class Staged(Synchronous):
         for group, names in pairs:
             if not group["params"]:
                 group.update(options_of(state, names))
+
+
+def _check_state(model: nn.Module) -> None:
+    for name, held in model.state_dict().items():
+        if not isinstance(held, Tensor):
+            raise TaskError(
+                f"the model keeps {name!r}, which is no tensor: strategy 'pipeline' cannot tell "
+                f"whose it is"
+            )
 
 
 def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
