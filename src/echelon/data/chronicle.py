@@ -24,7 +24,8 @@ class Chronicle:
         self._takers: dict[str, Callable[[Entry, int], None]] = {
             "begun": self._sitting,
             "generation": self._manned,
-            "finished": self._finished,
+            "over": self._ends,
+            "finished": self._ends,
             "coordinator": self._coordinator,
             "joined": self._joined,
             "lost": self._lost,
@@ -70,7 +71,7 @@ class Chronicle:
     def _manned(self, _entry: Entry, _version: int) -> None:
         self._begun = True
 
-    def _finished(self, _entry: Entry, _version: int) -> None:
+    def _ends(self, _entry: Entry, _version: int) -> None:
         self._over = True
 
     def _coordinator(self, entry: Entry, version: int) -> None:

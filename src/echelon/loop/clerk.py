@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from echelon.comm.peers import this_host
 from echelon.core.errors import DataError
 from echelon.core.types import Lease
 from echelon.data.journal import JOURNAL, Journal, JournalError
@@ -44,28 +46,30 @@ class Clerk:
         self._told = False
 
     def begun(self, about: dict[str, Any], *, members: int, parts: int) -> None:
-        """A sitting begins; `parts` is in how many a batch is split among the members."""
-        self._generation += 1
-        self._add("begun", **about, workers=members)
-        numbers = list(range(members))
-        self._add("generation", number=self._generation, members=numbers, parts=parts)
+        """A run begins; `parts` is in how many a batch is split among the members."""
+        self._sit_down(about, 0, "the run began", members, parts)
         self._write(sync=True)
 
     def resumed(
-        self, about: dict[str, Any], version: int, left_out: Sequence[Lease], **arranged: int
+        self,
+        about: dict[str, Any],
+        version: int,
+        left_out: Sequence[Lease],
+        *,
+        members: int,
+        parts: int,
     ) -> None:
-        """A sitting goes on from a checkpoint: what was done after its version is undone."""
+        """A run goes on from a checkpoint: what was done after its version is undone."""
         found = self._known()
         self._generation = max(found.generations, default=0)
-        if found.samples == 0 or not found.base <= version <= found.version:
-            self.begun(about, **arranged)
+        unknown = found.samples == 0 or not found.base <= version <= found.version
+        if not unknown and (found.version > version or found.at_odds(version, left_out)):
+            why = "the run went on from its checkpoint"
+            self._add("rolled_back", version=version, why=why, left_out=left_out)
+        self._sit_down(about, version, "the run was resumed", members, parts)
+        if unknown:
             ledger = self._ledger.state_dict()
             self._add("taken_over", version=version, ledger=ledger, left_out=left_out)
-        else:
-            if found.version > version or found.at_odds(version, left_out):
-                why = "the run went on from its checkpoint"
-                self._add("rolled_back", version=version, why=why, left_out=left_out)
-            self.begun(about, **arranged)
         self._write(sync=True)
 
     def tick(self) -> None:
@@ -87,6 +91,25 @@ class Clerk:
 
     def close(self) -> None:
         self._journal.close()
+
+    def _sit_down(
+        self, about: dict[str, Any], version: int, why: str, members: int, parts: int
+    ) -> None:
+        """Members are known by their place; of the others' processes the first knows nothing."""
+        self._generation += 1
+        self._add("begun", **about, workers=members)
+        for member in range(members):
+            pid, host = (None, None) if member else (os.getpid(), this_host())
+            self._add("joined", member=member, pid=pid, host=host, name="trainer")
+        self._add(
+            "generation",
+            number=self._generation,
+            members=list(range(members)),
+            version=version,
+            why=why,
+            shares=None,
+            parts=parts,
+        )
 
     def _known(self) -> Replay:
         """What the journal says so far; one that cannot be read is put aside."""

@@ -92,7 +92,8 @@ def test_a_rollback_undoes_what_came_after_it(path: Path) -> None:
     (epoch,) = found.epochs
     assert (epoch.once, epoch.twice, epoch.never) == (100, 0, 0)
     assert epoch.members == {0: 40 + 30, 1: 30}
-    (back,) = found.happenings
+    back, resumed = found.happenings
+    assert resumed.kind == "resumed"
     # From the last line before it, the third, to the one that made version 7 again, the eighth.
     assert (back.kind, back.version, back.lost_steps, back.seconds) == ("rolled_back", 7, 3, 5.0)
     assert found.problems == []
@@ -172,6 +173,19 @@ def test_failures_and_what_they_cost(path: Path) -> None:
     ]
     assert [h.kind for h in found.failures] == ["lost", "lost", "coordinator"]
     assert found.generations == 2
+
+
+def test_members_that_leave_when_the_run_is_over_are_not_lost(path: Path) -> None:
+    for end in (line("over", status="done"), line("finished", status="done", version=0)):
+        leave = line("lost", member=0, how="left", why="", quiet=0)
+        assert proved(path, begun(), generation(1, 0), end, leave).failures == []
+        path.unlink()
+
+
+def test_a_line_that_was_written_twice_counts_once(path: Path) -> None:
+    twice = [committed(0, 0, 50, 1, 5)] * 2 + [committed(0, 50, 60, 6, 5)] * 2
+    found = proved(path, begun(), generation(1, 0), *twice)
+    assert (found.epochs[0].once, found.epochs[0].left_out, found.problems) == (50, 10, [])
 
 
 def test_a_run_without_a_journal_can_be_taken_over(path: Path) -> None:

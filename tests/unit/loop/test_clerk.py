@@ -74,15 +74,16 @@ def test_a_line_is_written_now_and_then_and_when_it_has_to_be(
     clerk.tick()
     version = steps(ledger, 0, 3)
     clerk.tick()
-    assert kinds(tmp_path) == ["begun", "generation"]
+    start = ["begun", "joined", "joined", "generation"]
+    assert kinds(tmp_path) == start
     clerk._next -= 3600.0
     clerk.tick()
     clerk.tick()
-    assert kinds(tmp_path) == ["begun", "generation", "committed"]
+    assert kinds(tmp_path) == [*start, "committed"]
     steps(ledger, version, 2)
     clerk.keep()
     clerk.finished("done", 5)
-    assert kinds(tmp_path)[3:] == ["committed", "finished"]
+    assert kinds(tmp_path) == [*start, "committed", "committed", "finished"]
     found = proof(tmp_path)
     assert (found.version, found.members, found.problems) == (5, {0: 25, 1: 25}, [])
 
