@@ -57,7 +57,7 @@ class Writer:
         self._finite = finite
         self._snapshot = Snapshot()
         self._held: tuple[int, Flat] | None = None
-        """What the snapshot is of."""
+        """What was saved last."""
         self._small = False
         self._error: Exception | None = None
         self._given_up = threading.Event()
@@ -95,6 +95,7 @@ class Writer:
         self.check()
         self._reserve(*needed(flat))
         if self._small:
+            self._held = version, flat  # to be tried again if this is the last one
             self._write(version, flat)
             return
         copy = self._snapshot.take(flat)

@@ -169,6 +169,7 @@ def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
     """Leave word of what happened beside the run, unless who watches over all will."""
     if isinstance(error, Exception) and not isinstance(error, CheckpointError):
         run.save_last_words()
+    run.tell()
     if run.comm.watched:
         return
     if not isinstance(error, EchelonError | KeyboardInterrupt):

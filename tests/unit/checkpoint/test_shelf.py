@@ -63,6 +63,15 @@ def test_going_on_from_an_older_cut_outlives_the_broken_newer_one(tmp_path: Path
     assert shelf.load()["version"] == 31
 
 
+def test_an_old_cut_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    notices: list[str] = []
+    (tmp_path / "step-0000000001").write_text("not a folder")
+    shelf = Shelf(tmp_path, keep=1, notice=notices.append)
+    shelf.save(2, state(2))
+    assert "step-0000000001 could not be removed" in notices[0]
+    assert shelf.load()["version"] == 2
+
+
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-foo").mkdir()
     (tmp_path / "best").mkdir()
