@@ -227,7 +227,7 @@ def test_facts_are_kept_when_the_run_fails() -> None:
 
 
 def test_a_result_that_is_not_plain_is_a_fault_of_member_0() -> None:
-    with pytest.raises(MemberFailed, match=r"member 0 of 2 .*TypeError: .* not JSON serializable"):
+    with pytest.raises(MemberFailed, match=r"member \d of 2 .*TypeError: .* not JSON serializable"):
         launch(2, lambda _: {"model": object()}, deadline=5)
 
 

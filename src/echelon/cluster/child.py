@@ -47,7 +47,7 @@ def _outcome(member: Member, work: Work, pipes: Pipes, supervisor: int) -> tuple
             result = work(member)
             signals.deaf()
             _flush()
-        return 0, encoded("result", result if place.index == 0 else {})
+        return 0, encoded("result", result)
     except BaseException as error:
         signals.deaf()
         _flush()
@@ -58,7 +58,7 @@ def _outcome(member: Member, work: Work, pipes: Pipes, supervisor: int) -> tuple
 
 def _settle(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
     """Become a process of our own."""
-    _die_with(supervisor)
+    die_with(supervisor)
     os.setpgid(0, 0)
     pipes.keep_only(index)
     stay_on_loopback()
@@ -69,7 +69,7 @@ def _settle(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
     return RelayThread(Relay(pipes.texts if index == 0 else {}))
 
 
-def _die_with(supervisor: int) -> None:
+def die_with(supervisor: int) -> None:
     """No member outlives its supervisor, however that one ends."""
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from echelon import strategy
+from echelon.cluster.elastic_start import launch_elastic
 from echelon.cluster.environment import beside, joined
 from echelon.cluster.gpu import take_gpu
 from echelon.cluster.launch import Member, MemberFailed, facts_of, launch, steps_of
@@ -21,7 +22,7 @@ from echelon.core.config import Job, job_from
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
-from echelon.loop import Result, assist, run_job
+from echelon.loop import Result, assist, begin, run_job
 from echelon.loop.assemble import numerics, parallel
 from echelon.loop.inference import final_model
 from echelon.optim import build_schedule
@@ -41,7 +42,22 @@ def start(
     if job.workers == 1:
         with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
             return run_job(job, task, comm=alone, resume=resume, observers=observers)
+    if strategy.can_do_without(job):
+        return _elastic(job, task, resume, observers)
     return _launched(job, task, resume, observers)
+
+
+def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
+    """Members that can do without each other. The run is there before they are."""
+    _import_strategy(job)
+    run = begin(job, task, resume=resume)
+    try:
+        found = launch_elastic(job, task, run, resume=resume is not None, observers=observers)
+    except BaseException as error:
+        vars(error).setdefault("facts", {})["run"] = run
+        _note_failure(job, error)
+        raise
+    return _result(found, final_model(job, task, Path(found["folder"])))
 
 
 def _among_others(

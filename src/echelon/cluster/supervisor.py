@@ -22,7 +22,7 @@ from echelon.cluster.fault import Fault
 from echelon.cluster.pulse import Beat, Pulses
 from echelon.cluster.relay import Relay
 from echelon.cluster.signals import FORWARDED, SUSPEND, suspend
-from echelon.cluster.verdict import End, named
+from echelon.cluster.verdict import End, named, verdict
 from echelon.loop.interrupt import SAME_SECONDS
 from echelon.track.text import warn
 
@@ -62,6 +62,10 @@ class Supervisor:
         """Updates that were made: the pulse tells the one that is under way."""
         return max((end.beat.step or 1) - 1 for end in self.ends)
 
+    def verdict(self) -> BaseException | None:
+        """The one error to raise once all have ended, or None if all went well."""
+        return verdict(self.ends, self.seen, self.forwarded)
+
     def watch(self) -> None:
         """Until every member has ended."""
         with selectors.DefaultSelector() as selector:
@@ -70,6 +74,7 @@ class Supervisor:
             for child in self._crew.children:
                 self._register(self._crew.pipes.reports[child.index], self._hear, child)
                 self._register(child.handle, self._reap, child)
+            self._watch_more()
             while self._crew.alive and self._act():
                 for key, _ in selector.select(self._patience()):
                     if key.fd in selector.get_map():  # or it was done with in this round
@@ -78,6 +83,9 @@ class Supervisor:
                 warn(f"pid {child.pid} could not be ended")
                 self._note(child)
         self._relay.finish()
+
+    def _watch_more(self) -> None:
+        """There may be others than members to look after."""
 
     def _register(self, descriptor: int, call: Callable[..., None], *arguments: Any) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: call(*arguments))
@@ -180,13 +188,17 @@ class Supervisor:
             sent=child.sent,
         )
         self.ends.append(end)
-        if not end.finished:  # be it by a signal that we passed on: the others miss it
-            self._failed()
-        if not end.failed and not end.finished and 0 in self._finished and not self.forwarded:
-            who = named(child.index, self._crew.count, child.pid)
-            warn(f"{who} did not end within {self._deadline:g} s of member 0 and was ended")
+        self._missed(end)
         if child.index == 0:
             self._outlive(end)
+
+    def _missed(self, end: End) -> None:
+        """A member has ended: be it by a signal that we passed on, the others miss it."""
+        if not end.finished:
+            self._failed()
+        if not end.failed and not end.finished and 0 in self._finished and not self.forwarded:
+            who = named(end.index, self._crew.count, end.pid)
+            warn(f"{who} did not end within {self._deadline:g} s of member 0 and was ended")
 
     def _outlive(self, first: End) -> None:
         """Member 0 has ended: print what the others say, and do not wait for them for ever."""

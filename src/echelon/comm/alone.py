@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from echelon.core.errors import PeerError
+from echelon.core.protocols import Healing
 
 
 def unwatched(_step: int, _doing: str) -> None:
     """The pulse of a member that nobody watches over."""
 
 
-class Alone:
-    """A member without others."""
+class Fixed:
+    """Members that are always the same."""
 
-    index = 0
-    count = 1
+    elastic = False
 
     def __init__(self) -> None:
         self.asked = 0
         self.pulse: Callable[[int, str], None] = unwatched
         self.watched = False
+
+    def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:  # noqa: ARG002
+        assert lost is not None, "nobody can join"
+        raise lost
+
+    def report(self, records: Sequence[Sequence[int]]) -> None:
+        """There is no coordinator: member 0 keeps the journal."""
+
+    def rolled_back(self, version: int, why: str) -> None:
+        """As above."""
+
+    def divided(self, version: int, shares: Sequence[float]) -> None:
+        """As above."""
+
+
+class Alone(Fixed):
+    """A member without others."""
+
+    index = 0
+    count = 1
 
     def close(self) -> None:
         """Nothing is open."""

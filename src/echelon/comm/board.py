@@ -130,6 +130,10 @@ class Board:
     def _look(self, column: int, goal: int, waited: float, what: str) -> None:
         """Give up on members that cannot come any more, those that ended first of all."""
         words = self._words
+        self.check()
+        if self._watch.halt.why is not None:
+            self.fail(PeerError(f"{self._watch.halt.why}; {what}"))
+            self.check()
         ended = [self._watch.ended(peer) for peer in self.members]
         gone = [words[cell] for cell in self._all[LEFT]]
         # Only now: whoever ended or left may have come here before.

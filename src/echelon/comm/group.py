@@ -6,16 +6,16 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from echelon.comm.alone import unwatched
+from echelon.comm.alone import Fixed
 from echelon.comm.interface import Collective
 from echelon.comm.levels import TwoLevel
 from echelon.comm.local import Local
-from echelon.comm.peers import Peer, Watch, is_ordered, outward, this_host
+from echelon.comm.peers import Halt, Peer, Watch, is_ordered, outward, this_host
 from echelon.comm.place import Place
 from echelon.comm.remote import Remote
 from echelon.comm.rendezvous import Rendezvous
@@ -32,22 +32,22 @@ _LINGER = 1.0  # seconds the store is served for those who still need it
 _CPU = torch.device("cpu")
 
 
-class Group:
-    """This member among all of them. `host` overrides what this host is known as."""
+class Group(Fixed):
+    """This member among all of them. `host` overrides what this host is known as; with `halt`
+    another thread ends all waiting."""
 
-    def __init__(self, place: Place, *, host: str | None = None) -> None:
+    def __init__(self, place: Place, *, host: str | None = None, halt: Halt | None = None) -> None:
+        super().__init__()
         self.index, self.count = place.index, place.count
         self._pid = os.getpid()
-        self.asked = 0
-        self.pulse: Callable[[int, str], None] = unwatched
-        self.watched = False
+        self._halt = halt or Halt()
         self._serves = place.index == 0 and not place.served
         self._made: list[Collective] = []
         self._asked_for: Counter[tuple[int, ...]] = Counter()
-        self._watch = Watch(())
+        self._watch = Watch((), self._halt)
         self._peers: list[Peer] = []
         self._world: TorchWorld | None = None
-        self._meeting: Rendezvous | None = Rendezvous(place)
+        self._meeting: Rendezvous | None = Rendezvous(place, self._halt)
         try:
             self._peers = self._introduce(host or this_host())
         except BaseException:
@@ -95,7 +95,8 @@ class Group:
         lines = meeting.gather("peers", range(self.count), mine.line())
         peers = [Peer.read(index, line) for index, line in enumerate(lines)]
         meeting.address = outward(mine, peers)
-        self._watch = Watch(p for p in peers if p.host == host and p.index != self.index)
+        near = [p for p in peers if p.host == host and p.index != self.index]
+        self._watch = Watch(near, self._halt)
         return peers
 
     def _make(self, members: tuple[int, ...], device: torch.device) -> Collective:

@@ -66,13 +66,21 @@ def outward(mine: Peer, peers: Iterable[Peer]) -> str:
     return mine.address
 
 
+@dataclass(slots=True)
+class Halt:
+    """A word from another thread: nobody is to be waited for any more."""
+
+    why: str | None = None
+
+
 class Watch:
     """Tells when a process of this host has ended, be it reaped or not.
 
     A pidfd stays with its process, where the number alone may come to mean another one.
     """
 
-    def __init__(self, peers: Iterable[Peer]) -> None:
+    def __init__(self, peers: Iterable[Peer], halt: Halt | None = None) -> None:
+        self.halt = halt or Halt()
         self._handles: dict[int, int | None] = {}
         for peer in peers:
             try:

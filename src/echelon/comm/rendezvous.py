@@ -13,12 +13,14 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from echelon.comm.bounded import bounded
 from echelon.comm.network import is_loopback
+from echelon.comm.peers import Halt
 from echelon.comm.place import Place
 from echelon.core.errors import PeerError, UserError, unknown
 
 _PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
 _CONNECT = 1.0
+_SERVED = 5.0  # seconds: a store that others serve is there before its members are
 GRACE = 1.0  # seconds beyond the deadline: what torch itself has to say says more
 
 T = TypeVar("T")
@@ -27,8 +29,10 @@ T = TypeVar("T")
 class Rendezvous:
     """The store as one member sees it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, halt: Halt | None = None) -> None:
         self.index, self.deadline = place.index, place.deadline
+        self._halt = halt or Halt()
+        self._patience = min(_SERVED, place.deadline) if place.served else place.deadline
         self.interfaces = _interfaces(place.interface)
         serves = place.index == 0 and not place.served
         listener = _listen(place) if serves else None
@@ -74,6 +78,8 @@ class Rendezvous:
     def _read(self, key: str, member: int, look: Callable[[int], None] | None) -> str:
         start, pause = time.monotonic(), _PAUSE
         while not self.said(key):
+            if self._halt.why is not None:
+                raise PeerError(self._halt.why)
             if look is not None:
                 look(member)
             if time.monotonic() - start > self.deadline:
@@ -116,9 +122,9 @@ class Rendezvous:
                 with socket.create_connection((host, port), timeout=_CONNECT) as connection:
                     return str(connection.getsockname()[0]), str(connection.getpeername()[0])
             except OSError as error:
-                if time.monotonic() - start > self.deadline:
+                if time.monotonic() - start > self._patience:
                     raise PeerError(
-                        f"no store at {self._where} within {self.deadline:g} s ({error}): "
+                        f"no store at {self._where} within {self._patience:g} s ({error}): "
                         f"{self._who} serves it, is it running?"
                     ) from None
                 time.sleep(_LONGEST_PAUSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from echelon.comm.rendezvous import GRACE, Rendezvous
 from echelon.core.errors import PeerError
 
 _LINGER = 0.1  # seconds
+_MOMENT = timedelta(seconds=0.2)
 
 
 class Wire:
@@ -49,7 +51,7 @@ class Wire:
         return self._begin(lambda: self._group.allreduce([tensor]))
 
     def end(self, work: dist.Work) -> None:
-        self._try(work.wait)
+        self._try(lambda: self._await(work))
         self._begun -= 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -89,6 +91,22 @@ class Wire:
         work: dist.Work = self._try(call)
         self._begun += 1
         return work
+
+    def _await(self, work: dist.Work) -> None:
+        """torch cannot be interrupted while it waits, so it waits for a moment at a time."""
+        if self.device.type != "cpu":  # there it is the GPU that waits
+            work.wait()
+            return
+        deadline = time.monotonic() + self._deadline
+        while True:
+            try:
+                work.wait(_MOMENT)
+                return
+            except RuntimeError:
+                if work.is_completed() or time.monotonic() > deadline:
+                    raise
+            if self._watch.halt.why is not None:
+                raise RuntimeError(self._watch.halt.why)
 
     def _look(self, member: int) -> None:
         for peer in self.members:

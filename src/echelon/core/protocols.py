@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from echelon.core.types import Batch, Shard, Stats, Update
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from echelon.core.errors import PeerError
     from echelon.core.task import Task
 
 Loss: TypeAlias = "Callable[[Any, Batch], tuple[Tensor, Tensor | float]]"
@@ -74,17 +75,50 @@ class Inspector(Protocol):
     ) -> None: ...
 
 
+class Sending(Protocol):
+    """Members of which one sends tensors to all others."""
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None: ...
+
+
+class Healing(NamedTuple):
+    """This member's part in bringing those up to date who are behind; mostly none."""
+
+    peers: Sending | None = None
+    """Whoever is ahead, and those who are behind."""
+    sends: bool = False
+    """Whether this member is the one who is ahead."""
+
+
 class Comm(Protocol):
     """How this member reaches the others."""
 
     index: int
     count: int
     asked: int
-    """Why this member wants all to stop after the current update (`Ask`); set by anybody."""
+    """What this member wants all to do after the current update (bits of `Ask`)."""
     pulse: Callable[[int, str], None]
     """(step, doing): where this member is, for whoever watches over it."""
     watched: bool
     """Whether somebody else will tell why this member lost another one."""
+    elastic: bool
+    """Whether those who are left can meet again when a member is lost."""
+
+    def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
+        """Meet again as another generation; `progress` says who is further than whom."""
+        ...
+
+    def report(self, records: Sequence[Sequence[int]]) -> None:
+        """What was committed, [epoch, start, stop, first version, last version] each."""
+        ...
+
+    def rolled_back(self, version: int, why: str) -> None:
+        """What came after this version never was."""
+        ...
+
+    def divided(self, version: int, shares: Sequence[float]) -> None:
+        """From this version on each member's part of a batch is this share of it."""
+        ...
 
     def close(self) -> None: ...
 
@@ -139,6 +173,14 @@ class Strategy(Protocol):
 
     def rate(self) -> float:
         """The learning rate of the last update."""
+        ...
+
+    def rejoin(self) -> None:
+        """The members have changed: give up what was under way, and meet the new ones."""
+        ...
+
+    def balance(self) -> Sequence[float]:
+        """Divide batches by the members' speeds; returns their shares. Called by all together."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,6 +56,15 @@ class Shard:
 
     index: int = 0
     count: int = 1
+    edges: tuple[float, ...] = ()
+    """Where each member's part begins, from 0 to 1, and the end; equal parts if empty."""
+
+    def part(self, start: int, stop: int) -> tuple[int, int]:
+        """My part of this range; the parts of all members follow each other without a gap."""
+        size, index = stop - start, self.index
+        if self.edges:
+            return start + int(size * self.edges[index]), start + int(size * self.edges[index + 1])
+        return start + size * index // self.count, start + size * (index + 1) // self.count
 
 
 class Stats(NamedTuple):
@@ -67,17 +76,31 @@ class Stats(NamedTuple):
 
 
 class Ask(IntEnum):
-    """Why a member wants all to stop. Members' wishes are added up: any signal outweighs clocks."""
+    """What a member wants all to do after the same update.
+
+    Members' wishes are added up with the gradients: each kind has room for 4,095 members in a
+    number that a float64 holds exactly.
+    """
 
     NOTHING = 0
     TIME = 1
-    SIGNAL = 1 << 20
+    """Stop: the time is over."""
+    BALANCE = 1 << 12
+    """Divide batches anew: this member is slower than the others."""
+    REGROUP = 1 << 24
+    """Meet again: somebody wants to join."""
+    SIGNAL = 1 << 36
+    """Stop: this member got a signal."""
+
+    def among(self, asked: int) -> bool:
+        """Whether anybody asked for this."""
+        return bool(asked // self % 4096)
 
 
 class Update(NamedTuple):
     """What one `update` did. If it is not committed, its lease goes back and `reason` says why.
 
-    Loss, weight and `asked` are sums over all members; if asked is not 0, all end here.
+    Loss, weight and `asked` are sums over all members.
     """
 
     committed: bool
@@ -116,3 +139,5 @@ class Parallel:
     sharded: ShardedSection = field(default_factory=ShardedSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     tensor: TensorSection = field(default_factory=TensorSection)
+    balance: bool = True
+    """Whether parts of a batch follow the members' speeds, where members come and go."""

@@ -41,7 +41,6 @@ class Loader:
         shard: Shard = Shard(),  # noqa: B008 (a constant)
         device: torch.device | None = None,
     ) -> None:
-        assert 0 <= shard.index < shard.count, f"{shard} is not a part of a batch"
         assert micro > 0, f"{micro} micro-batches"
         self.source = source
         self._seed = seed
@@ -49,9 +48,19 @@ class Loader:
         self._augment = augment
         self._prefetch = prefetch
         self._micro = micro
-        self._shard = shard
+        self.shard = shard
         self._device = device
         self._order: tuple[int, Order] | None = None
+
+    @property
+    def shard(self) -> Shard:
+        """Which part of each lease is read. To be changed between two streams."""
+        return self._shard
+
+    @shard.setter
+    def shard(self, shard: Shard) -> None:
+        assert 0 <= shard.index < shard.count, f"{shard} is not a part of a batch"
+        self._shard = shard
         # The most samples to a chunk; not known before the first is read.
         self._chunk = 0
 
@@ -90,7 +99,7 @@ class Loader:
 
     def _read(self, leases: Sequence[Lease]) -> list[Micro]:
         epoch = leases[0].epoch
-        ranges = _parts(leases, self._shard)
+        ranges = _parts(leases, self.shard)
         positions = _positions(ranges)
         if not len(positions):
             return [[] for _ in leases]
@@ -110,7 +119,7 @@ class Loader:
         chunk = self.source.gather(torch.from_numpy(rows))
         if not self._chunk and chunkable(self.source):
             mine = CHUNK_BYTES * len(positions) // max(1, batches.nbytes(chunk))
-            self._chunk = mine * self._shard.count
+            self._chunk = mine * self.shard.count
         if self._device is None or self._device.type == "cpu":
             return chunk
         return batches.to_device(batches.pin(chunk), self._device, non_blocking=True)
@@ -133,14 +142,10 @@ def ranges(samples: int, size: int) -> Iterator[Lease]:
 
 
 def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
-    """This member's part of each lease; the parts of one lease differ by at most one sample."""
-    index, count = shard.index, shard.count
-    if count == 1:
+    """This member's part of each lease."""
+    if shard.count == 1:
         return [(start, stop) for _, start, stop in leases]
-    return [
-        (start + (stop - start) * index // count, start + (stop - start) * (index + 1) // count)
-        for _, start, stop in leases
-    ]
+    return [shard.part(start, stop) for _, start, stop in leases]
 
 
 def _positions(ranges: Iterable[tuple[int, int]]) -> Rows:

@@ -122,6 +122,7 @@ def parallel(job: Job) -> Parallel:
         sharded=job.sharded,
         pipeline=job.pipeline,
         tensor=job.tensor,
+        balance=job.elastic.balance,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load, save
@@ -58,6 +58,11 @@ class Fellows:
             told = ", ".join(f"member {member}: {step}" for member, step in enumerate(found))
             raise RunError(f"{where}: members found checkpoints of different steps ({told})")
 
+    def part(self) -> None:
+        """Nobody leaves before the last checkpoint is written, where others could still do it."""
+        if self._comm.elastic and self._comm.count > 1:
+            self._collective().barrier()
+
     def _gathered(self, words: Tensor) -> list[Tensor]:
         """Every member's words (int64), filled up with zeros to the same length."""
         index, count = self._comm.index, self._comm.count
@@ -72,8 +77,7 @@ class Fellows:
 
     def _collective(self) -> Collective:
         if self._made is None:
-            assert isinstance(self._comm, Group)
-            self._made = self._comm.collective()
+            self._made = cast(Group, self._comm).collective()  # only `Alone` has none
         return self._made
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from echelon.checkpoint import Shelf, Writer, randomness
 from echelon.core.config import Job
-from echelon.core.errors import NonFiniteError
+from echelon.core.errors import NonFiniteError, PeerError
 from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
-from echelon.loop.clerk import Clerk
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.fellows import Fellows
 from echelon.loop.limits import Limits
@@ -22,6 +22,18 @@ from echelon.optim import EarlyStop
 
 TICK = 0.1
 """Seconds between two looks at the clock's work: progress, time limit."""
+
+
+class Recording(Protocol):
+    """Takes down what is committed."""
+
+    def tick(self) -> None:
+        """Called often; writes seldom."""
+        ...
+
+    def keep(self) -> None:
+        """Before what is committed becomes part of a checkpoint."""
+        ...
 
 
 @dataclass(slots=True)
@@ -54,10 +66,23 @@ class Run:
     timed_out: str | None = None
     left_out: list[Lease] = field(default_factory=list)
     """Samples without a finite update, where the job says to go on without them."""
-    clerk: Clerk | None = None
+    clerk: Recording | None = None
     """Whoever keeps the journal; None if it is not this member's business."""
     writer: Writer = field(init=False)
     _ready: bool = False
+    gathering: bool = False
+    """Whether the members are to meet before the next update."""
+    missed: PeerError | None = None
+    """How another member was lost, until the rest has met again."""
+    arrivals: bool = False
+    """Whether somebody waits to join."""
+    newcomer: bool = False
+    """Whether this member's state is not worth anything yet."""
+    lead: Callable[[], None] = lambda: None
+    """Called in every new generation: whoever is the first one leads."""
+    share_cores: Callable[[int], None] = lambda _members: None
+    """Divide this machine's cores among so many."""
+    _logged_at: int = -1
     _wish: str | None = None
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
@@ -76,17 +101,23 @@ class Run:
         """Time spent on this run, earlier sittings included."""
         return self._seconds + time.perf_counter() - self._started
 
+    @property
+    def progress(self) -> list[int]:
+        """Compared with other members': who is further than whom."""
+        return [self.version, self._evaluated_at, self.epoch]
+
     def attend(self) -> str | None:
         """Do what is due at this version; returns why to stop, if so."""
         if time.perf_counter() >= self.tick_at:
             if self.limits.late(self.seconds):
-                self.comm.asked = max(self.comm.asked, Ask.TIME)
+                self.comm.asked |= Ask.TIME
             self.observer.progressed(self.version, self._figures(self.meter.peek()))
             if self.clerk is not None:
                 self.clerk.tick()
             self._hear_writer()
             self.tick_at = time.perf_counter() + TICK
-        if self._is_due(self.job.track.every):
+        if self._is_due(self.job.track.every) and self._logged_at != self.version:
+            self._logged_at = self.version
             self.observer.logged(self.version, self._figures(self.meter.read()))
         if self._is_due(self.job.evaluate.every):
             self.evaluate()
@@ -101,11 +132,11 @@ class Run:
             self.loader.source
         ):
             raise NonFiniteError(f"no sample of epoch {self.epoch} gave a finite update")
-        self.epoch += 1
         if self.job.evaluate.every == "epoch":
             self.evaluate()
         if self.job.checkpoint.every == "epoch":
             self.save()
+        self.epoch += 1
         return self.over()
 
     def over(self) -> str | None:
@@ -134,14 +165,16 @@ class Run:
     def interrupt(self, why: str) -> None:
         """Ask all members to stop after the same update; safe to call from a signal handler."""
         self._wish = f"stopped by {why}"
-        self.comm.asked = Ask.SIGNAL
+        self.comm.asked |= Ask.SIGNAL
 
     def heed(self, asked: int) -> None:
-        """Some member asked all to stop: its clock ran out, or it got a signal."""
-        if asked >= Ask.SIGNAL:
+        """Some member asked all for something: its clock ran out, it got a signal, …"""
+        if Ask.SIGNAL.among(asked):
             self.interrupted = self._wish or "stopped by another member"
-        else:
+        elif Ask.TIME.among(asked):
             self.timed_out = f"{self.job.minutes:g} minutes are over"
+        self.arrivals = Ask.REGROUP.among(asked)
+        self.gathering = self.arrivals or Ask.BALANCE.among(asked)
         self.due_at = 0
 
     def evaluate(self) -> None:
@@ -182,6 +215,10 @@ class Run:
                 self.writer.save_now(self.version, cut)
         except Exception as error:  # whatever it is: there is a first error to be told
             self.notice(f"the last update was not saved: {type(error).__name__}: {error}")
+
+    def take_over(self) -> None:
+        """Checkpoints are this member's affair now: what there is, another one has written."""
+        self._saved_at = self.writer.saved = max(self.shelf.versions(), default=0)
 
     def tell(self) -> None:
         """Pass on what was noticed where nobody could be told."""
@@ -226,7 +263,8 @@ class Run:
             },
         }
 
-    def load(self, cut: dict[str, Any]) -> None:
+    def load(self, cut: dict[str, Any], *, healed: bool = False) -> None:
+        """Be as it says; `healed`: it came from another member, and others need none."""
         loop = cut["loop"]
         self.strategy.load_state_dict(cut["strategy"])
         self.ledger.load_state_dict(cut["ledger"])
@@ -237,11 +275,12 @@ class Run:
         self.version = self._saved_at = self.writer.saved = cut["strategy"]["version"]
         self.epoch = loop["epoch"]
         self.meter = Meter(loop["samples"])
-        self._seconds = loop["seconds"]
+        self._seconds, self._started = loop["seconds"], time.perf_counter()
         self._evaluated_at = loop["evaluated_at"]
         if loop["values"]:
             self.evaluation = Evaluation(loop["values"], {}, 0)
-        self.fellows.check_version(self.version, self.shelf.folder)
+        if not healed:
+            self.fellows.check_version(self.version, self.shelf.folder)
         draws = {0: cut["random"], **cut.get("random_of_others", {})}
         self.fellows.go_on(draws, self.version)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def run_job(
     check_exporters(job.track.exporters)
     store = Store(job.track.folder)
     watchers = Observers(observers)
-    with _threads(job.threads, beside or comm.count):
+    with threads(job.threads, beside or comm.count):
         run = assemble(job, task, comm, watchers)  # what cannot be built leaves no run behind
         with closing(run.strategy):
             if resume is None:
@@ -68,7 +68,7 @@ def run_job(
                 for name in job.track.exporters:
                     watchers.add(exporter(name, folder))
                 watchers.started(run_id, facts(job, task, run, folder))
-                result = _trained(run, task, run_id, folder)
+                result = trained(run, task, run_id, folder)
         if result.report is not None:
             try_report(store, run_id)
         return result
@@ -79,7 +79,7 @@ def assist(
 ) -> Result:
     """Be one of the other members: the same steps, and nothing recorded."""
     task = prepare(task)
-    with _threads(job.threads, beside or comm.count):
+    with threads(job.threads, beside or comm.count):
         run = assemble(job, task, comm, Observers(()))
         with closing(run.strategy):
             if resume is not None:
@@ -88,7 +88,6 @@ def assist(
             with on_interrupt(run.interrupt):
                 run.begin()
                 reason = train(run)
-                run.finish()
             folder = run.shelf.folder
             return _result(run, "", folder, run.interrupted or reason, run.strategy.model)
 
@@ -101,7 +100,7 @@ def _begun(run: Run, task: Task, store: Store) -> str:
         job.model_dump(mode="json"),
         {"task": task.name, "strategy": job.strategy},
     )
-    _keep(store.folder / run_id, job, task)
+    keep(store.folder / run_id, job, task)
     run.shelf.folder = store.folder / run_id / CHECKPOINTS
     return run_id
 
@@ -109,24 +108,29 @@ def _begun(run: Run, task: Task, store: Store) -> str:
 def _resumed(run: Run, task: Task, store: Store, run_id: str) -> str:
     """An earlier run, from its last whole cut on. Nothing is written before it is ours."""
     folder = store.folder / run_id
-    if json.loads(json.dumps(dict(task.fitted))) != read_fitted(folder):
-        raise RunError(f"run {run_id!r} began with other data: labels or statistics differ")
+    refuse_other_data(task, folder)
     run.shelf.folder = folder / CHECKPOINTS
     run.load(run.shelf.load("last"))
     store.resume(run_id, run.version)
     store.reconfigure(run_id, run.job.model_dump(mode="json"))
-    _keep(folder, run.job, task)
+    keep(folder, run.job, task)
     return run_id
 
 
-def _trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
+def refuse_other_data(task: Task, folder: Path) -> None:
+    """What a run had learnt from its data has to be what the data says now."""
+    if json.loads(json.dumps(dict(task.fitted))) != read_fitted(folder):
+        raise RunError(f"run {folder.name!r} began with other data: labels or statistics differ")
+
+
+def trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
     try:
         with on_interrupt(run.interrupt), run.writer:
             run.begin()
             reason = train(run)
-            run.finish()
         model = _whole_model(run, task, folder)
-        _show(run, task, model, folder)
+        if run.comm.index == 0:
+            _show(run, task, model, folder)
         result = _result(run, run_id, folder, run.interrupted or reason, model)
     except BaseException as error:
         _failed(run, run_id, folder, error)
@@ -188,7 +192,7 @@ def _show(run: Run, task: Task, model: nn.Module, folder: Path) -> None:
         run.notice(f"the report shows no samples: {type(error).__name__}: {error}")
 
 
-def _keep(folder: Path, job: Job, task: Task) -> None:
+def keep(folder: Path, job: Job, task: Task) -> None:
     """The resolved config and whatever was learnt from the data, beside the run."""
     text = yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     _write(folder / CONFIG, text)
@@ -203,11 +207,18 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _threads(count: int | None, members: int) -> Iterator[None]:
-    """Members share the cores, unless the job says how many threads each gets."""
+def threads(count: int | None, members: int) -> Iterator[Callable[[int], None]]:
+    """Members share the cores, unless the job says how many threads each gets.
+
+    What comes out divides them anew, for another number of members.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(count or max(1, before // members))
+
+    def divide(members: int) -> None:
+        torch.set_num_threads(count or max(1, before // members))
+
+    divide(members)
     try:
-        yield
+        yield divide
     finally:
         torch.set_num_threads(before)

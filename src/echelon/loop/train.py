@@ -5,8 +5,11 @@
             compute ─▶ update ─▶ commit ─▶ what is due: progress, log, evaluate, checkpoint
                           └─ not committed ─▶ the lease goes back, and is the next one again
         the epoch's end: evaluate, checkpoint
+    the end: evaluate, checkpoint
+    a member is lost or comes, at any point ─▶ gather: meet again, heal ─▶ the same again
 
-It knows nothing of processes: where gradients meet is the strategy's affair.
+It knows nothing of processes: where gradients meet is the strategy's affair. All that follows a
+loss can be called again: what is committed, evaluated or saved already is not done twice.
 """
 
 from __future__ import annotations
@@ -15,12 +18,25 @@ import itertools
 import time
 from contextlib import closing
 
-from echelon.core.errors import NonFiniteError
+from echelon.core.errors import NonFiniteError, PeerError
+from echelon.loop.gathering import gather, lost
 from echelon.loop.run import Run
 
 
 def train(run: Run) -> str:
     """Train until a limit is reached; returns the reason."""
+    while True:
+        try:
+            gather(run)
+            reason = _epochs(run)
+            run.finish()
+            run.fellows.part()
+            return reason
+        except PeerError as error:
+            lost(run, error)
+
+
+def _epochs(run: Run) -> str:
     if reason := run.over():
         return reason
     for epoch in itertools.count(run.epoch):
@@ -30,6 +46,7 @@ def train(run: Run) -> str:
         while run.ledger.remaining(epoch):
             if reason := _pass(run, epoch):
                 return reason
+            gather(run)
         if reason := run.epoch_done():
             return reason
     raise AssertionError("epochs never end by themselves")
@@ -66,6 +83,8 @@ def _pass(run: Run, epoch: int) -> str | None:
                     run.heed(done.asked)
                 if (version >= run.due_at or clock() >= run.tick_at) and (reason := run.attend()):
                     return reason
+                if run.gathering:
+                    return None
         return None
     finally:
         # Whatever was read ahead and not trained on has to be handed out again.

@@ -1,5 +1,5 @@
 """One file per way to synchronise."""
 
-from echelon.strategy.registry import arrangement, build, check, names
+from echelon.strategy.registry import arrangement, build, can_do_without, check, names
 
-__all__ = ["arrangement", "build", "check", "names"]
+__all__ = ["arrangement", "build", "can_do_without", "check", "names"]

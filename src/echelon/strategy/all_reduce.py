@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,14 @@ from torch.utils.hooks import RemovableHandle
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.core.errors import TaskError
-from echelon.core.types import Batch, Shard, Stats
+from echelon.core.types import Ask, Batch, Shard, Stats
 from echelon.optim import gradients
 from echelon.optim.stepper import reads_gradients_only
 from echelon.strategy.agree import agree
 from echelon.strategy.alike import make_alike
 from echelon.strategy.batch_norm import attend, synchronise, unsynchronise
 from echelon.strategy.fault import blame
+from echelon.strategy.pace import Pace, edges, shares
 from echelon.strategy.padding import Pad, Padding
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.totals import total
@@ -42,18 +44,34 @@ class AllReduce(Synchronous):
     """Whether batch norm was told that this member's samples do not count."""
     _hooks: Sequence[RemovableHandle] = ()
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pace = Pace()
+        self._balanced = False
+
     def _place(self) -> None:
+        self._meet_members()
+        make_alike(self.model, self._peers, self._parallel.sync.skip_init)
+
+    def _meet_members(self) -> None:
         self.shard = Shard(self._comm.index, self._comm.count)
         self._peers: Collective = self._comm.collective(device=self._numerics.device)
         self._lockstep = False
         if self._peers.count > 1 and self._parallel.sync.batch_norm == "synchronised":
             self._lockstep = synchronise(self.model, self._peers)
-        make_alike(self.model, self._peers, self._parallel.sync.skip_init)
 
     def _join(self) -> None:
-        self._sum = self._peers.gradients(self._parameters)
+        self._balanced = self._parallel.balance and self._comm.elastic
         size = sum(p.numel() * p.element_size() for p in self._parameters)
         self._early = size >= EARLY
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
+            for at, parameter in enumerate(self._parameters if self._early else ())
+        ]
+        self._meet_gradients()
+
+    def _meet_gradients(self) -> None:
+        self._sum = self._peers.gradients(self._parameters)
         self._open = False
         self._given = [False] * len(self._parameters)
         self._own: list[Tensor] | None = None
@@ -61,10 +79,23 @@ class AllReduce(Synchronous):
         changed = optimizer._optimizer_step_pre_hooks or not reads_gradients_only(optimizer)
         if self._sum.shared and changed:
             self._own = [torch.empty_like(result) for result in self._sum.results]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, at))
-            for at, parameter in enumerate(self._parameters if self._early else ())
-        ]
+
+    def rejoin(self) -> None:
+        """The weights stay what they are; whoever is behind gets others' afterwards."""
+        assert self.settle(), "members meet between two steps only"
+        unsynchronise(self.model)
+        self.__dict__.pop("_padding", None)
+        self._absent = False
+        self._meet_members()
+        self._meet_gradients()
+        self._pace.begin_anew()
+
+    def balance(self) -> Sequence[float]:
+        parts = shares(self._peers, self._pace.speed)
+        self.shard = Shard(self.shard.index, self.shard.count, edges(parts))
+        self._comm.asked &= ~Ask.BALANCE
+        self._pace.divided()
+        return parts
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         if self._absent:
@@ -72,6 +103,7 @@ class AllReduce(Synchronous):
         if self._lockstep and backward:
             # As many passes as the others make, for members meet in them.
             micro = [*micro, *self._padding.pads(micro, self._numerics.micro)]
+        self._pace.begin()
         return super().compute(micro, backward=backward)
 
     def total(self, stats: Stats) -> Stats:
@@ -79,7 +111,8 @@ class AllReduce(Synchronous):
 
     def _known(self) -> None:
         scale = self._scaler.scale
-        row = [self._weight * scale, self._weight, self._loss_sum.item(), self._comm.asked]
+        loss_sum, asked = self._loss_sum.item(), self._comm.asked
+        row = [self._weight * scale, self._weight, loss_sum, asked, self._pace.last]
         self._sum.begin(row)
         self._open = True
 
@@ -94,6 +127,7 @@ class AllReduce(Synchronous):
 
     def _meet(self) -> Met:
         self._hand_over()
+        self._pace.end(self._weight)
         sums = self._sum.finish()
         results = self._sum.results
         if self._own is not None:
@@ -105,7 +139,9 @@ class AllReduce(Synchronous):
             self._parameters[at].grad = None
         if len(sums.missing) == len(self._parameters):
             raise TaskError(NO_GRADIENT)
-        _, weight, loss_sum, asked = sums.row
+        _, weight, loss_sum, asked, seconds = sums.row
+        if self._pace.compare(seconds / self._peers.count) and self._balanced:
+            self._comm.asked |= Ask.BALANCE
         return Met(loss_sum, weight, sums.finite, int(asked))
 
     def _hand_over(self) -> None:

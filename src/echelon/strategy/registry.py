@@ -17,12 +17,14 @@ class Row(NamedTuple):
     module: str
     kind: str
     axis: Axis | None
+    elastic: bool = False
+    """Whether every member has all it needs to go on without the others."""
 
 
 _ROWS = {
     "single": Row("single", "Single", None),
     "pipeline": Row("pipeline", "Pipeline", "pipeline"),
-    "all_reduce": Row("all_reduce", "AllReduce", "data"),
+    "all_reduce": Row("all_reduce", "AllReduce", "data", elastic=True),
     "sharded": Row("sharded", "Sharded", "sharded"),
     "tensor": Row("tensor", "Tensor", "tensor"),
 }
@@ -48,6 +50,12 @@ def check(job: Job) -> None:
             f"(its axes: {', '.join(sorted(map(str, known))) or 'none'})",
             ("mesh", idle[0]),
         )
+    if job.elastic.enabled and not _ROWS[job.strategy].elastic:
+        able = ", ".join(name for name, row in _ROWS.items() if row.elastic)
+        raise ConfigError(
+            f"elastic.enabled has no effect with strategy {job.strategy!r} (it has with {able})",
+            ("elastic", "enabled"),
+        )
     readers = arrangement(job).get("data", 1) * arrangement(job).get("sharded", 1)
     if job.batch_size < readers:
         raise ConfigError(
@@ -55,6 +63,11 @@ def check(job: Job) -> None:
             f"so it needs as many samples at least",
             ("batch_size",),
         )
+
+
+def can_do_without(job: Job) -> bool:
+    """Whether members of this job can do without each other, and are to."""
+    return _ROWS[job.strategy].elastic and job.elastic.enabled is not False
 
 
 def arrangement(job: Job) -> dict[str, int]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from echelon.core.errors import NonFiniteError, TaskError
+from echelon.core.errors import NonFiniteError, TaskError, TrainingError
 from echelon.core.protocols import Comm, Inspector, Metric, Schedule
 from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Parallel, Shard, Stats, Update
@@ -138,6 +138,12 @@ class Synchronous(ABC):
 
     def total(self, stats: Stats) -> Stats:
         return stats
+
+    def rejoin(self) -> None:
+        raise TrainingError(f"{type(self).__name__} cannot go on with other members")
+
+    def balance(self) -> Sequence[float]:
+        return [1.0]
 
     def rate(self) -> float:
         return float(self._stepper.optimizer.param_groups[0]["lr"])

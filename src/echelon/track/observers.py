@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from echelon.core.protocols import Observer
+from echelon.track.recorder import Recorder
 from echelon.track.text import warn
 
 
@@ -37,6 +38,15 @@ class Observers:
         if not self._finished:
             interrupted = kind is not None and not issubclass(kind, Exception)
             self.finished("stopped" if interrupted else "failed", {})
+
+    def pass_on(self) -> None:
+        """Another process tells from now on: nobody here hears anything any more."""
+        observers, self._observers = self._observers, []
+        for observer in observers:
+            if isinstance(observer, Recorder):
+                observer.close()
+            else:
+                observer.finished("passed on to another member", {})
 
     def started(self, run: str, facts: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.started(run, facts))

@@ -2,6 +2,7 @@
 
 from echelon.core.config.base import Section
 from echelon.core.config.data import AugmentSection, DataSection
+from echelon.core.config.elastic import ElasticSection
 from echelon.core.config.job import Job
 from echelon.core.config.load import JobFile, job_from, load_job
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
@@ -26,6 +27,7 @@ __all__ = [
     "CheckpointSection",
     "ClipSection",
     "DataSection",
+    "ElasticSection",
     "EvaluateSection",
     "HealthSection",
     "Job",

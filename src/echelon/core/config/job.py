@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from echelon.core.config.base import Section, SettingError
 from echelon.core.config.data import DataSection
+from echelon.core.config.elastic import ElasticSection
 from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
 from echelon.core.config.parallel import (
     Mesh,
@@ -77,6 +78,7 @@ class Job(Section):
     sharded: ShardedSection = ShardedSection()
     pipeline: PipelineSection = PipelineSection()
     tensor: TensorSection = TensorSection()
+    elastic: ElasticSection = ElasticSection()
 
     evaluate: EvaluateSection = EvaluateSection()
     stop: StopSection = StopSection()
@@ -123,6 +125,17 @@ class Job(Section):
                 f"workers = {self.workers}, but the mesh has {members} places", "workers", "mesh"
             )
         object.__setattr__(self, "workers", members)
+        return self
+
+    @model_validator(mode="after")
+    def _can_begin(self) -> Self:
+        if self.elastic.min_workers > self.workers:
+            raise SettingError(
+                f"elastic.min_workers = {self.elastic.min_workers}, but only {self.workers} "
+                f"workers are started",
+                "elastic.min_workers",
+                "workers",
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,25 @@
+"""`echelon join`: one more member for a run that is under way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def join(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL|FOLDER",
+            help="The run's join string (echelon://HOST:PORT/KEY), or its folder on this machine.",
+        ),
+    ],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Help with a run that is under way: this process becomes one of its members."""
+    from echelon.cluster import joining  # torch is imported only when there is work for it
+    from echelon.track import progress
+
+    result = joining.join(run, observers=[progress(quiet=quiet)])
+    print(f"{result.reason}; {result.steps:,} steps of the run")

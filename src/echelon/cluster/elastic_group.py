@@ -1,0 +1,198 @@
+"""A group that is formed anew, in the same process, whenever a member is lost or comes.
+
+a loss    the coordinator says so ─▶ whoever waits for the lost one gives up (`halt`)
+          ─▶ all who are left say that they have arrived ─▶ a generation, a group, on it goes
+a join    the coordinator says so ─▶ asked for with the next gradients (`Ask.REGROUP`)
+          ─▶ all leave after the same update ─▶ as above
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from echelon.cluster.coordinator import About, Generation, Liaison
+from echelon.comm.alone import unwatched
+from echelon.comm.group import Group
+from echelon.comm.interface import Collective
+from echelon.comm.peers import Halt, this_host
+from echelon.comm.place import Place
+from echelon.core.errors import PeerError, TrainingError
+from echelon.core.protocols import Healing
+from echelon.core.types import Ask
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_CPU = torch.device("cpu")
+
+
+class ElasticGroup:
+    """This member among those of the present generation.
+
+    A member started with others (`number`) waits for them; one without a number is a newcomer, and
+    alone until it calls `regroup` for the first time.
+    """
+
+    elastic: bool = True
+    watched: bool = True
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        *,
+        name: str,
+        number: int | None,
+        deadline: float,
+        pulse: Callable[[int, str], None] = unwatched,
+    ) -> None:
+        self.index, self.count = 0, 1
+        self._own = 0
+        self._deadline = deadline
+        self.pulse: Callable[[int, str], None] = self._beat
+        self._beat_too = pulse
+        self._number = 0
+        self._halt = Halt()
+        self._wanted = False
+        self._ended: str | None = None
+        self._notices: list[str] = []
+        self._liaison = Liaison(
+            address,
+            key,
+            About(number, name, this_host()),
+            regroup=self._order,
+            notice=self._notices.append,
+            ended=self._end,
+            deadline=deadline,
+        )
+        self._group: Group | None = None
+        try:
+            if number is None:
+                self._group = Group(Place(0, 1, deadline=deadline))
+            else:
+                self.regroup([0], None)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """What whoever started the run says about it."""
+        return self._liaison.run
+
+    @property
+    def asked(self) -> int:
+        """The coordinator's wish comes from another thread, so it is kept apart from our own."""
+        return self._own | (Ask.REGROUP if self._wanted else 0)
+
+    @asked.setter
+    def asked(self, value: int) -> None:
+        self._own = value & ~Ask.REGROUP
+
+    def _beat(self, step: int, doing: str) -> None:
+        self._liaison.pulse(step, doing)
+        self._beat_too(step, doing)
+
+    def notices(self) -> list[str]:
+        """What the coordinator wants a person to know, since the last call."""
+        found = []
+        while self._notices:
+            found.append(self._notices.pop(0))
+        return found
+
+    def collective(
+        self, members: Sequence[int] | None = None, *, device: torch.device = _CPU
+    ) -> Collective:
+        return self._present().collective(members, device=device)
+
+    def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
+        return self._present().mesh(axes, device=device)
+
+    def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
+        self._leave_group()
+        if self._ended is not None:
+            raise TrainingError(self._ended)
+        why = "" if lost is None else str(lost)
+        # From now on orders are about the next generation. One for the last that comes just here
+        # makes the next a short one, and does no other harm.
+        self._halt, self._wanted = Halt(), False
+        try:
+            found = self._liaison.arrive(self._number, progress, why)
+        except PeerError as error:
+            raise TrainingError(self._ended or str(error)) from None
+        self._enter(found)
+        return self._healing(found)
+
+    def report(self, records: Sequence[Sequence[int]]) -> None:
+        if records:
+            self._liaison.report([list(record) for record in records])
+
+    def rolled_back(self, version: int, why: str) -> None:
+        self._liaison.rolled_back(version, why)
+
+    def divided(self, version: int, shares: Sequence[float]) -> None:
+        if self.index == 0:
+            self._liaison.shares(version, shares)
+
+    def leave(self, why: str, *, fatal: bool = False, over: bool = False) -> None:
+        """This member ends for good: with an error that ends the run, or because it is over."""
+        self._liaison.leave(why, fatal=fatal, over=over)
+
+    def close(self) -> None:
+        """Leave the others, not yet the coordinator."""
+        self._leave_group()
+
+    def end(self) -> None:
+        """Be done with this run."""
+        self._leave_group()
+        self._liaison.close()
+
+    def _enter(self, found: Generation) -> None:
+        self._number = found.number
+        self.index, self.count = found.index, len(found.members)
+        host, port = found.store
+        place = Place(
+            index=found.index,
+            count=self.count,
+            host=host,
+            port=port,
+            deadline=self._deadline,
+            served=True,
+            name=found.name,
+        )
+        self._group = Group(place, halt=self._halt)
+
+    def _healing(self, found: Generation) -> Healing:
+        if found.source is None:
+            return Healing()
+        chosen = [found.source, *found.behind]
+        if found.index not in chosen:
+            return Healing()
+        return Healing(self._present().collective(chosen), found.index == found.source)
+
+    def _order(self, why: str, urgent: bool) -> None:
+        """Called by the liaison's thread: the coordinator wants another generation."""
+        if urgent:
+            self._halt.why = why
+        else:
+            self._wanted = True
+
+    def _end(self, why: str) -> None:
+        """Called by the liaison's thread: the run is over for all."""
+        self._ended = why
+        self._halt.why = why
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(PeerError):
+                group.close()
+
+    def _present(self) -> Group:
+        if self._group is None:
+            raise PeerError("this member is between two generations")
+        return self._group

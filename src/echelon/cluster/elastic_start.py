@@ -1,0 +1,86 @@
+"""A run on this machine that outlives its members: each is dispensable, and others may join."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from echelon.cluster.coordinator import Settings, join_string
+from echelon.cluster.elastic_group import ElasticGroup
+from echelon.cluster.gpu import take_gpu
+from echelon.cluster.joining import JOIN, member_of
+from echelon.cluster.keeper import Keeper, Office
+from echelon.cluster.launch import Member, launch
+from echelon.core.config import Job
+from echelon.core.protocols import Observer
+from echelon.core.task import Task
+from echelon.data.journal import JOURNAL, Journal
+from echelon.loop import take_part
+from echelon.task import prepare
+
+_KEY_BYTES = 32
+
+
+def launch_elastic(
+    job: Job, task: Task, run: str, *, resume: bool, observers: Sequence[Observer]
+) -> dict[str, Any]:
+    """Members, and a coordinator that sees to it that they find each other; returns a summary."""
+    store = Path(job.track.folder).resolve()
+    samples = len(prepare(task).train)
+    key = secrets.token_bytes(_KEY_BYTES)
+    settings = Settings(
+        key=key,
+        expected=job.workers,
+        min_workers=job.elastic.min_workers,
+        wait=job.elastic.wait,
+        samples=samples,
+        run={"run": run, "store": str(store), "job": job.model_dump(mode="json")},
+    )
+    with Journal(store / run / JOURNAL) as journal:
+        journal.add(
+            "begun",
+            run=run,
+            samples=samples,
+            batch_size=job.batch_size,
+            seed=job.seed,
+            workers=job.workers,
+        )
+    with closing(Keeper(Office(settings, store / run / JOURNAL, job.elastic.address))) as keeper:
+        address = (job.elastic.address, keeper.port)
+
+        def work(member: Member) -> Mapping[str, Any]:
+            take_gpu(job, member.place.index)
+            group = ElasticGroup(
+                address,
+                key,
+                name=f"worker {member.place.index}",
+                number=member.place.index,
+                deadline=job.sync.deadline,
+                pulse=member.pulse,
+            )
+            with member_of(group, fatal=True):
+                result = take_part(
+                    job, task, group, run=run, store=store, resume=resume, observers=observers
+                )
+                return {**result.summary(), "led": group.index == 0}
+
+        with _invitation(store / run / JOIN, join_string(*address, key)):
+            return launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper)
+
+
+@contextmanager
+def _invitation(path: Path, text: str) -> Iterator[None]:
+    """The join string, for whoever may read the owner's files; gone when the run is."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, text.encode() + b"\n")
+    finally:
+        os.close(handle)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""Keeps a coordinator running: if it ends, another one takes over where its journal ends.
+
+The listening socket belongs to the supervisor. Members that reach out while there is no coordinator
+wait in its queue, and find the next one at the same address.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from torch._C._distributed_c10d import TCPStore
+
+from echelon.cluster import signals
+from echelon.cluster.child import die_with
+from echelon.cluster.coordinator import Settings, serve
+from echelon.core.errors import TrainingError
+from echelon.data.journal import Journal, entries
+
+_BACKLOG = 1024
+_END_SECONDS = 2.0
+_MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
+"""A coordinator that ends so often within so many seconds will not get any better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What every coordinator of a run is given."""
+
+    settings: Settings
+    journal: Path
+    address: str
+
+
+class Keeper:
+    """The coordinator's process, as the supervisor holds it."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._listener = socket.create_server((office.address, 0), backlog=_BACKLOG)
+        self.port: int = self._listener.getsockname()[1]
+        self.pid = 0
+        self.handle = -1
+        """Its pidfd: readable once it has ended."""
+        self._starts: list[float] = []
+
+    def start(self, besides: Callable[[], None]) -> None:
+        """Fork one; `besides` closes in it what is not its own."""
+        now = time.monotonic()
+        self._starts = [*self._starts, now][-_MOST_IN_ROW:]
+        if len(self._starts) == _MOST_IN_ROW and now - self._starts[0] < _ROW_SECONDS:
+            raise TrainingError(f"the coordinator ended {_MOST_IN_ROW} times in {_ROW_SECONDS:g} s")
+        supervisor = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _live(self._office, self._listener, besides, supervisor)
+        self.handle = os.pidfd_open(self.pid)
+
+    def reap(self) -> int:
+        """It has ended: how."""
+        os.close(self.handle)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid, self.handle = 0, -1
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        """End it, and let nobody reach out any more."""
+        self._listener.close()
+        if not self.pid:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        while os.waitid(os.P_PIDFD, self.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > deadline:
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        self.reap()
+
+
+def _live(
+    office: Office, listener: socket.socket, besides: Callable[[], None], supervisor: int
+) -> NoReturn:
+    code = 1
+    try:
+        die_with(supervisor)
+        os.setpgid(0, 0)
+        besides()
+        signals.as_new()
+        _serve(office, listener)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _serve(office: Office, listener: socket.socket) -> None:
+    past = list(entries(office.journal)) if office.journal.exists() else []
+    socket_of_store = socket.create_server((office.address, 0), backlog=_BACKLOG)
+    port = socket_of_store.getsockname()[1]
+    store = TCPStore(
+        office.address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=10),
+        master_listen_fd=socket_of_store.detach(),
+    )
+    journal = Journal(office.journal)
+    try:
+        serve(listener, office.settings, journal, past, (office.address, port))
+    finally:
+        journal.close()
+        del store

@@ -1,0 +1,74 @@
+"""A supervisor of members that can do without each other.
+
+a member is killed ─▶ the others go on; the coordinator sees to it
+a member raises an error of its own ─▶ as ever: all end, and one error says why
+the coordinator ends ─▶ another one is started
+whoever leads is done ─▶ the others have 2 s ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from echelon.cluster.crew import Child, Crew
+from echelon.cluster.keeper import Keeper
+from echelon.cluster.pulse import Pulses
+from echelon.cluster.supervisor import TERM_SECONDS, Supervisor
+from echelon.cluster.verdict import End, verdict
+from echelon.track.text import warn
+
+_LINGER_SECONDS = 2.0
+
+
+class LenientSupervisor(Supervisor):
+    """Watches the coordinator too."""
+
+    def __init__(
+        self, crew: Crew, pulses: Pulses, signals: int, deadline: float, keeper: Keeper
+    ) -> None:
+        super().__init__(crew, pulses, signals, deadline)
+        self._keeper = keeper
+
+    def verdict(self) -> BaseException | None:
+        """Whoever was merely lost is not to blame for an error that another one raised."""
+        if self.result:
+            return None
+        raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
+        return verdict(raised or self.ends, self.seen, self.forwarded)
+
+    def _watch_more(self) -> None:
+        self._register(self._keeper.handle, self._replace)
+
+    def _replace(self) -> None:
+        """The coordinator has ended, and not because it was told to."""
+        self._selector.unregister(self._keeper.handle)
+        status = self._keeper.reap()
+        if not self._crew.alive or self.result:
+            return
+        if status != 0:
+            warn(f"the coordinator ended ({_how(status)}); another one takes over")
+        self._keeper.start(self._crew.pipes.close)
+        self._watch_more()
+
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
+        known = self.result
+        super()._take(child, message)
+        self.result = known
+        found = message.get("result", {})
+        if found and (found["led"] or not known):
+            self.result = found
+
+    def _missed(self, end: End) -> None:
+        """Only an error that was raised is everybody's."""
+        if end.fault is not None:
+            self._failed()
+        if end.finished and self.result:
+            self._end_by(
+                (_LINGER_SECONDS, signal.SIGTERM),
+                (_LINGER_SECONDS + TERM_SECONDS, signal.SIGKILL),
+            )
+
+
+def _how(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"

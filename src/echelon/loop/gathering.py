@@ -1,0 +1,80 @@
+"""Members meet again: whoever was lost is done without, whoever came is brought up to date.
+
+    regroup: wait for a generation ─▶ rejoin: new ways to the others ─▶ heal whoever is behind
+    ─▶ the first one leads ─▶ what was due and broken off is done again
+
+If another one is lost on the way, all of it begins anew.
+"""
+
+from __future__ import annotations
+
+import time
+
+from echelon.core.errors import PeerError
+from echelon.loop import heal
+from echelon.loop.fellows import Fellows
+from echelon.loop.run import Run
+
+SLOW = 1.5
+"""A member so much slower than the others is worth a word."""
+
+
+def lost(run: Run, error: PeerError) -> None:
+    """Another member is gone: the rest meets again, where it can."""
+    if not run.comm.elastic:
+        raise error
+    run.missed, run.gathering = error, True
+
+
+def gather(run: Run) -> None:
+    """Meet again if somebody was lost or came; divide batches anew if somebody is slow."""
+    if not run.gathering:
+        return
+    if run.missed or run.arrivals or run.newcomer:
+        _meet_again(run)
+    else:
+        _divide(run)
+    run.loader.shard = run.strategy.shard
+    if run.valid is not None:
+        run.valid.shard = run.strategy.shard
+    run.gathering = False
+    if run.version > 0:
+        run.attend()  # the loss may have come between an update and what was due after it
+
+
+def _meet_again(run: Run) -> None:
+    began, before, came = time.perf_counter(), run.comm.count, run.newcomer
+    healing = run.comm.regroup([-1] if came else run.progress, run.missed)
+    run.strategy.rejoin()
+    run.share_cores(run.comm.count)
+    run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
+    if healing.peers is not None and healing.sends:
+        heal.send(healing.peers, run.cut(alone=True))
+    elif healing.peers is not None:
+        run.newcomer = True  # until all of it is here
+        run.load(heal.receive(healing.peers), healed=True)
+    run.newcomer = False
+    run.lead()
+    if run.comm.index == 0 and not came:
+        _tell(run, before, time.perf_counter() - began)
+    run.missed, run.arrivals = None, False
+
+
+def _tell(run: Run, before: int, seconds: float) -> None:
+    now = f"{run.comm.count} members go on after {seconds:.2f} s"
+    if run.missed is not None:
+        run.notice(f"{run.missed}; {now}")
+    else:
+        run.notice(f"{run.comm.count - before} joined; {now}")
+
+
+def _divide(run: Run) -> None:
+    shares = run.strategy.balance()
+    run.comm.divided(run.version, shares)
+    slowest = min(range(len(shares)), key=shares.__getitem__)
+    usual = sorted(shares)[len(shares) // 2]
+    if run.comm.index == 0 and usual > SLOW * shares[slowest]:
+        run.notice(
+            f"member {slowest} is {usual / shares[slowest]:.1f} times slower than the others: "
+            f"it gets {shares[slowest]:.1%} of each batch"
+        )

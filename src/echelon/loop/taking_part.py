@@ -1,0 +1,139 @@
+"""A run whose members come and go: any of them may come to lead it.
+
+Whoever is first in the present generation records the run, tells those who watch and writes the
+checkpoints. All others make the same steps and are silent, until one of them becomes the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from echelon.core.config import Job
+from echelon.core.protocols import Comm, Observer
+from echelon.core.task import Task
+from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
+from echelon.loop.result import Result
+from echelon.loop.run import Run
+from echelon.loop.session import keep, refuse_other_data, threads, trained
+from echelon.task import prepare
+from echelon.track import Observers, Recorder, Store, exporter, try_report
+from echelon.track.exporters import check_exporters
+
+EVERY = 0.2
+"""Seconds between two reports of what is committed."""
+
+
+def begin(job: Job, task: Task, *, resume: str | None = None) -> str:
+    """Before any member is there: the run, found again or made. Returns its id."""
+    task = prepare(task)
+    check_task(job, task)
+    check_exporters(job.track.exporters)
+    store = Store(job.track.folder)
+    if resume is not None:
+        refuse_other_data(task, store.folder / resume)
+        return resume
+    run_id = store.create(
+        job.name or task.name,
+        job.model_dump(mode="json"),
+        {"task": task.name, "strategy": job.strategy},
+    )
+    keep(store.folder / run_id, job, task)
+    return run_id
+
+
+def take_part(
+    job: Job,
+    task: Task,
+    comm: Comm,
+    *,
+    run: str,
+    store: Path,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    newcomer: bool = False,
+) -> Result:
+    """Be a member until the run ends; a newcomer gets its state from the others."""
+    task = prepare(task)
+    watchers = Observers(())
+    with threads(job.threads, comm.count) as divide:
+        here = assemble(job, task, comm, watchers)
+        with closing(here.strategy), watchers:
+            leading = _Leading(here, task, Store(store), run, observers, watchers)
+            here.share_cores = divide
+            here.clerk = _Reporter(here)
+            here.shelf.folder = store / run / CHECKPOINTS
+            if resume:
+                here.load(here.shelf.load("last"))
+            here.lead = leading.changed
+            here.newcomer = here.gathering = newcomer
+            if resume and comm.index == 0:
+                leading.take_up()
+            if not newcomer:
+                leading.changed()
+            result = trained(here, task, run, store / run)
+    if leading.leads and result.report is not None:
+        try_report(Store(store), run)
+    return result
+
+
+class _Leading:
+    """What the first member does beside training."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: Task,
+        store: Store,
+        run_id: str,
+        observers: Sequence[Observer],
+        watchers: Observers,
+    ) -> None:
+        self.leads = False
+        self._run, self._task, self._store, self._id = run, task, store, run_id
+        self._observers, self._watchers = observers, watchers
+
+    def take_up(self) -> None:
+        """An earlier run is ours now."""
+        self._run.comm.rolled_back(self._run.version, "the run went on from its checkpoint")
+        self._store.resume(self._id, self._run.version)
+        self._store.reconfigure(self._id, self._run.job.model_dump(mode="json"))
+        keep(self._store.folder / self._id, self._run.job, self._task)
+
+    def changed(self) -> None:
+        """There is a new generation."""
+        first = self._run.comm.index == 0
+        if first and not self.leads:
+            self._lead()
+        elif self.leads and not first:  # it was away, and is back as one of the others
+            self._watchers.pass_on()
+        self.leads = first
+
+    def _lead(self) -> None:
+        """From now on this member tells and records."""
+        run, folder = self._run, self._store.folder / self._id
+        for observer in self._observers:
+            self._watchers.add(observer)
+        self._watchers.add(Recorder(self._store, self._id))
+        for name in run.job.track.exporters:
+            self._watchers.add(exporter(name, folder))
+        self._watchers.started(self._id, facts(run.job, self._task, run, folder))
+        run.take_over()
+
+
+class _Reporter:
+    """Tells the coordinator what is committed; it keeps the journal."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._next = 0.0
+
+    def tick(self) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
+            self.keep()
+
+    def keep(self) -> None:
+        self._run.comm.report(self._run.ledger.drain())
