@@ -61,11 +61,9 @@ class Chronicle:
 
     def _sitting(self, entry: Entry, version: int) -> None:
         if self._sat:
-            self.happenings.append(
-                Happening(
-                    "resumed", entry["time"], version, None, f"{entry.get('workers')} workers"
-                )
-            )
+            count = entry.get("workers")
+            text = "1 worker" if count == 1 else f"{count} workers"
+            self.happenings.append(Happening("resumed", entry["time"], version, None, text))
         self._sat, self._begun, self._over = True, False, False
 
     def _manned(self, _entry: Entry, _version: int) -> None:
