@@ -12,6 +12,7 @@ theirs together, unless `sync.batch_norm` is local; the running figures are then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ class Pipeline(Staged):
         if not some:
             raise TaskError(NO_GRADIENT)
         self._met_loss = loss_sum
-        good = weight <= 0 or gradients.finish_(grads, weight * self._scaler.scale)
+        good = 0 < weight < math.inf and gradients.finish_(grads, weight * self._scaler.scale)
         (bad,) = self._world.sum([float(not good)])
         return Met(loss_sum, weight, not bad, int(asked))
 
@@ -165,8 +166,8 @@ class Pipeline(Staged):
         for group in self._own_optimizer.param_groups:
             if not group["params"]:  # nothing of it is here, and so nobody has set its rate
                 group["lr"] = group["initial_lr"] * factor
-        if self._buffers:
-            self._replicas.broadcast_(self._buffers)
+        if self._buffers and self._replicas.count > 1:
+            self._replicas.broadcast_([held[name] for held, name in self._buffer_homes])
 
     def _explain(self) -> str:
         """Each replica looks for itself, so without layers that wait for the others."""
