@@ -24,9 +24,14 @@ from echelon.optim import gradients
 from echelon.optim.stepper import reads_gradients_only
 from echelon.strategy.agree import agree
 from echelon.strategy.alike import make_alike
-from echelon.strategy.batch_norm import attend, synchronise, unsynchronise
+from echelon.strategy.batch_norm import (
+    attend,
+    looks_in_evaluation,
+    synchronise,
+    unsynchronise,
+)
 from echelon.strategy.fault import blame
-from echelon.strategy.pace import Pace, edges, shares
+from echelon.strategy.pace import Pace, shares
 from echelon.strategy.padding import Pad, Padding
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.totals import total
@@ -42,6 +47,8 @@ class AllReduce(Synchronous):
     _comm: Group
     _absent = False
     """Whether batch norm was told that this member's samples do not count."""
+    _meets = False
+    """Whether members meet in evaluation, too."""
     _hooks: Sequence[RemovableHandle] = ()
 
     def __init__(self, *args: Any) -> None:
@@ -56,9 +63,10 @@ class AllReduce(Synchronous):
     def _meet_members(self) -> None:
         self.shard = Shard(self._comm.index, self._comm.count)
         self._peers: Collective = self._comm.collective(device=self._numerics.device)
-        self._lockstep = False
+        self._lockstep = self._meets = False
         if self._peers.count > 1 and self._parallel.sync.batch_norm == "synchronised":
-            self._lockstep = synchronise(self.model, self._peers)
+            self._lockstep = synchronise(self.model, self._peers, always=True)
+            self._meets = looks_in_evaluation(self.model)
 
     def _join(self) -> None:
         self._balanced = self._parallel.balance and self._comm.elastic
@@ -92,7 +100,7 @@ class AllReduce(Synchronous):
 
     def balance(self) -> Sequence[float]:
         parts = shares(self._peers, self._pace.speed)
-        self.shard = Shard(self.shard.index, self.shard.count, edges(parts))
+        self.shard = Shard(self.shard.index, self.shard.count, tuple(parts))
         self._comm.asked &= ~Ask.BALANCE
         self._pace.divided()
         return parts
@@ -100,6 +108,8 @@ class AllReduce(Synchronous):
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         if self._absent:
             self._attend(present=True)
+        if self._meets and not backward:
+            return self._evaluate_together(micro)
         if self._lockstep and backward:
             # As many passes as the others make, for members meet in them.
             micro = [*micro, *self._padding.pads(micro, self._numerics.micro)]
@@ -177,6 +187,16 @@ class AllReduce(Synchronous):
         self._share_buffers()
         return super()._evaluate(micro)
 
+    def _evaluate_together(self, micro: Sequence[Batch]) -> Stats:
+        pads = self._padding.pads(micro, self._padding.most(len(micro)))
+        stats = super().compute(micro, backward=False)
+        self._attend(present=False)
+        with torch.inference_mode(), self._autocast():
+            for batch in pads:
+                self._forward(self.model, batch)
+        self._attend(present=True)
+        return stats
+
     def _share_buffers(self) -> None:
         """What moves with each member's own samples: all look with the first one's."""
         if self.model.training and self._buffers:
@@ -203,7 +223,7 @@ class AllReduce(Synchronous):
         unsynchronise(self.model)
         words = super()._explain()
         if self._lockstep:
-            synchronise(self.model, self._peers)
+            synchronise(self.model, self._peers, always=True)
         return agree(self._peers, words, blame(self._micro, self._loss_sum))
 
     def close(self) -> None:

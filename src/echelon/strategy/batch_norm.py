@@ -37,18 +37,32 @@ class _Link:
     collective: Summing
     alone: Callable[[Tensor], Tensor]
     """How the layer goes forward by itself."""
+    always: bool
+    """Whether members meet in evaluation, too."""
     present: bool = True
     """Whether what goes through is among the samples that count."""
 
 
-def synchronise(model: nn.Module, collective: Summing) -> bool:
-    """Let every batch norm of `model` see all members' samples; says whether there is any."""
+def synchronise(model: nn.Module, collective: Summing, *, always: bool = False) -> bool:
+    """Let every batch norm of `model` see all members' samples; says whether there is any.
+
+    `always`: also in evaluation, where a layer that keeps no running statistics looks at samples.
+    """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for number, layer in enumerate(layers):
-        link = _Link(layer, number, collective, layer.forward)
+        link = _Link(layer, number, collective, layer.forward, always)
         # Patched rather than replaced: names and the user's own module stay what they are.
         layer.forward = functools.partial(_forward, link)  # type: ignore[method-assign]
     return bool(layers)
+
+
+def looks_in_evaluation(model: nn.Module) -> bool:
+    """Whether some batch norm of `model` has no statistics but those of the samples at hand."""
+    return any(_looks(module) for module in model.modules() if isinstance(module, _BatchNorm))
+
+
+def _looks(layer: _BatchNorm) -> bool:
+    return layer.running_mean is None and layer.running_var is None
 
 
 def unsynchronise(model: nn.Module) -> None:
@@ -70,7 +84,7 @@ def _links(model: nn.Module) -> list[_Link]:
 
 def _forward(link: _Link, x: Tensor) -> Tensor:
     layer = link.layer
-    if not layer.training:
+    if not layer.training and not (link.always and _looks(layer)):
         return link.alone(x)
     layer._check_input_dim(x)
     with torch.no_grad():

@@ -6,7 +6,7 @@ All members go through the same layers at the same time, for there they gather w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError
 from echelon.core.protocols import Comm
 from echelon.core.task import Task
-from echelon.core.types import Batch, Stats
+from echelon.core.types import Batch
 from echelon.optim import Stepper
 from echelon.strategy.agree import agree
 from echelon.strategy.all_reduce import AllReduce
@@ -47,7 +47,7 @@ class ParametersLevel(Divided, AllReduce):
         self._seen_names: set[str] = set()
         self._forward = functools.partial(_go_forward, self._task.forward)
         self._sees_all, self._lockstep = self._lockstep, self._peers.count > 1
-        self.whole = not self._lockstep
+        self._meets, self.whole = self._lockstep, not self._lockstep
         if self.whole:
             return
         data, along = lengths(self._parallel, "sharded", self._comm.count)
@@ -80,19 +80,6 @@ class ParametersLevel(Divided, AllReduce):
         self._trained = [self._pieces[parameter] for parameter in self._parameters]
         held = self._pieces.values()
         self._stepper = Stepper(optimizer, [(piece.name, piece.local) for piece in held])
-
-    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
-        if self._lockstep and not backward:
-            return self._evaluate_together(micro)
-        return super().compute(micro, backward=backward)
-
-    def _evaluate_together(self, micro: Sequence[Batch]) -> Stats:
-        pads = self._padding.pads(micro, self._padding.most(len(micro)))
-        stats = super().compute(micro, backward=False)
-        with torch.inference_mode(), self._autocast():
-            for batch in pads:
-                self._forward(self.model, batch)
-        return stats
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
         if self._sees_all or not isinstance(batch, Pad):
