@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -98,9 +99,11 @@ def weights(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    """The largest difference, relative to the largest weight of its tensor."""
+    """The largest difference, relative to the largest weight of its tensor; endless if any is."""
     assert left.keys() == right.keys()
-    return max(
+    found = [
         float((left[n] - right[n]).abs().max() / right[n].abs().max().clamp(min=1e-12))
         for n in left
-    )
+        if left[n].numel()
+    ]
+    return max(found) if all(map(math.isfinite, found)) else math.inf  # `max` passes over nan

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
-import torch.distributed.fsdp  # both take seconds: imported once, before members are forked
 from torch import Tensor, nn
 
 from echelon.comm.group import Group
-from echelon.core.config import ClipSection, OptimizerSection, SyncSection
+from echelon.core.config import SyncSection
 from echelon.core.config.parallel import ShardedSection
-from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
 from echelon.core.task import Task
 from echelon.core.types import Ask, Parallel, Stats
 
 from . import members, networks
 from .jobs import cut, difference, steps, strategy
+from .levels import LEVELS, apart, arranged, built
+from .trained import ADAM, CASE, CASES, MOMENTUM, alone, go, weights
 
 pytestmark = pytest.mark.timeout(300)
 
-LEVELS = ("optimizer", "gradients", "parameters")
-MOMENTUM = OptimizerSection(name="momentum", lr=0.05)
-# Of attention's key biases the gradient is exactly nothing but noise, which a small eps blows up.
-ADAM = OptimizerSection(name="adam", lr=1e-2, eps=1e-5)
-ADAMW = OptimizerSection(name="adamw", lr=1e-2, eps=1e-5, weight_decay=0.1, l1=1e-3)
-ADAGRAD = OptimizerSection(name="adagrad", lr=1e-2)
-CASES = {
-    "plain": (MOMENTUM, ClipSection(), 1),
-    "clipped by norm, accumulated": (MOMENTUM, ClipSection(norm=0.05), 3),
-    "clipped by value": (ADAGRAD, ClipSection(value=0.01), 1),
-    "adam, clipped, accumulated": (ADAM, ClipSection(norm=0.1), 2),
-    "penalised": (ADAMW, ClipSection(norm=0.1), 1),
-}
 CHOSEN = {
     "mlp": tuple(CASES),
     # Batch norm sees micro-batches: those of one process are cut otherwise than those of several.
@@ -56,48 +40,6 @@ FEWER = [
 """Four members on two cores take their time."""
 
 
-def arranged(level: str, mesh: dict[str, int] | None = None) -> Parallel:
-    return Parallel(mesh=mesh or {}, sharded=ShardedSection(level=level))
-
-
-def built(
-    task: Task, case: str, comm: Group | None = None, parallel: Parallel | None = None
-) -> Any:
-    optimizer, clip, micro = CASES[case]
-    return strategy(
-        "single" if comm is None else "sharded",
-        task,
-        optimizer=optimizer,
-        clip=clip,
-        micro=micro,
-        comm=comm,
-        parallel=parallel,
-    )
-
-
-def go(trained: Any, name: str, case: str, comm: Group | None, which: slice) -> None:
-    index, count = (0, 1) if comm is None else (comm.index, comm.count)
-    for batch in networks.batches(name)[which]:
-        trained.compute(networks.part(batch, index, count, CASES[case][2]))
-        assert trained.update().committed
-
-
-def weights(trained: Any) -> dict[str, Tensor]:
-    return {key: value.detach().clone() for key, value in trained.state_dict()["model"].items()}
-
-
-def apart(left: dict[str, Tensor], right: dict[str, Tensor], comm: Group) -> float:
-    """Only the first member has whole weights."""
-    return difference(left, right) if comm.index == 0 else 0.0
-
-
-@functools.cache
-def alone(name: str, case: str) -> dict[str, Tensor]:
-    trained = built(networks.task(name), case)
-    go(trained, name, case, None, slice(20))
-    return weights(trained)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     "mesh", [{"sharded": 2}, {"sharded": 4}, {"data": 2, "sharded": 2}], ids=str
@@ -110,7 +52,7 @@ def test_ends_on_the_weights_of_one_process(level: str, mesh: dict[str, int]) ->
         found = {}
         for name, case in jobs:
             trained = built(networks.task(name), case, group, arranged(level, mesh))
-            go(trained, name, case, group, slice(20))
+            go(trained, name, case, slice(20))
             found[f"{name}, {case}"] = apart(weights(trained), expected[name, case], group)
         return found
 
@@ -120,14 +62,11 @@ def test_ends_on_the_weights_of_one_process(level: str, mesh: dict[str, int]) ->
     assert all(found[job] <= limit[job] for job in found), found
 
 
-CASE = "adam, clipped, accumulated"
-
-
 def test_what_was_saved_at_one_level_goes_on_at_another_and_alone() -> None:
     expected = alone("gpt", CASE)
     task = networks.task("gpt")
     first = built(task, CASE)
-    go(first, "gpt", CASE, None, slice(0, 3))
+    go(first, "gpt", CASE, slice(0, 3))
     early = first.state_dict()
 
     def work(group: Group) -> list[float]:
@@ -135,13 +74,13 @@ def test_what_was_saved_at_one_level_goes_on_at_another_and_alone() -> None:
         for level in (*LEVELS, "optimizer"):
             trained = built(task, CASE, group, arranged(level))
             trained.load_state_dict(shared(state, group))
-            go(trained, "gpt", CASE, group, slice(start, start + 4))
+            go(trained, "gpt", CASE, slice(start, start + 4))
             state, start = trained.state_dict(), start + 4
         if group.index:
             return []
         last = built(task, CASE)
         last.load_state_dict(state)
-        go(last, "gpt", CASE, None, slice(start, 20))
+        go(last, "gpt", CASE, slice(start, 20))
         kept = last.state_dict()["optimizer"]
         assert kept["state"].keys() == early["optimizer"]["state"].keys()
         return [difference(weights(last), expected)]
@@ -198,7 +137,7 @@ def test_frozen_unused_tied_and_tiny_parameters_are_trained_as_alone() -> None:
     task = networks.task("mlp")
     task.model = odd_model
     single = built(task, "penalised")
-    go(single, "mlp", "penalised", None, slice(6))
+    go(single, "mlp", "penalised", slice(6))
     expected, before = weights(single), odd_model().state_dict()
     state = single.state_dict()["optimizer"]["state"].keys()
 
@@ -206,7 +145,7 @@ def test_frozen_unused_tied_and_tiny_parameters_are_trained_as_alone() -> None:
         found = {}
         for level in LEVELS:
             trained = built(task, "penalised", group, arranged(level))
-            go(trained, "mlp", "penalised", group, slice(6))
+            go(trained, "mlp", "penalised", slice(6))
             assert trained.state_dict()["optimizer"]["state"].keys() == state
             mine = weights(trained)
             found[level] = [apart(mine, expected, group)]
@@ -249,46 +188,6 @@ def test_figures_are_those_of_all_members_and_every_sample_counts_once() -> None
         assert found == pytest.approx(figures, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_an_update_that_is_not_finite_in_one_member_is_refused_by_all(name: str) -> None:
-    def work(group: Group) -> list[str]:
-        found = []
-        for level in LEVELS:
-            trained = built(networks.task(name), "plain", group, arranged(level))
-            batch = dict(networks.part(networks.batches(name)[0], group.index, group.count)[0])
-            if group.index == 1:
-                batch["x"] = torch.full_like(batch["x"], float("nan"))  # type: ignore[arg-type]
-            before = weights(trained)
-            trained.compute([batch])
-            with pytest.raises(NonFiniteError) as caught:
-                trained.update()
-            assert apart(weights(trained), before, group) == 0
-            go(trained, name, "plain", group, slice(1, 2))
-            found.append(str(caught.value))
-        return found
-
-    for message in members.run(2, work):
-        assert "step 1: the loss is nan: input column 'x' is not finite (member 1)" in message
-
-
-def test_a_layer_whose_gradient_is_not_finite_is_named() -> None:
-    def root(output: Tensor, _batch: object) -> tuple[Tensor, float]:
-        return (output - output.detach()).abs().sqrt().sum(), 1.0  # finite, its slope is not
-
-    def work(group: Group) -> list[str]:
-        found = []
-        for level in LEVELS:
-            trained = built(Task(networks.MODELS["mlp"], root), "plain", group, arranged(level))
-            trained.compute(networks.part(networks.batches("mlp")[0], group.index, group.count))
-            with pytest.raises(NonFiniteError) as caught:
-                trained.update()
-            found.append(str(caught.value))
-        return found
-
-    for message in members.run(2, work):
-        assert "the gradient of layer '0.0.weight' is not finite" in message
-
-
 def test_half_precision_and_recomputing_train() -> None:
     def work(group: Group) -> list[float]:
         found = []
@@ -326,78 +225,19 @@ def test_the_inspector_sees_the_norms_of_whole_gradients() -> None:
             assert weights.keys() == grads.keys()
             self.norms = {name: float(grad.norm()) for name, grad in grads.items()}
 
-    def looked(trained: Any, comm: Group | None) -> dict[str, float]:
+    def looked(trained: Any) -> dict[str, float]:
         trained._inspector = look = Look()
-        go(trained, "mlp", "plain", comm, slice(1))
+        go(trained, "mlp", "plain", slice(1))
         return look.norms
 
-    expected = looked(built(networks.task("mlp"), "plain"), None)
+    expected = looked(built(networks.task("mlp"), "plain"))
 
     def work(group: Group) -> list[dict[str, float]]:
         made = [built(networks.task("mlp"), "plain", group, arranged(level)) for level in LEVELS]
-        return [looked(trained, group) for trained in made]
+        return [looked(trained) for trained in made]
 
     for found in members.run(2, work):
         assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_what_cannot_be_divided_or_does_not_fit_is_refused() -> None:
-    task = networks.task("mlp")
-    task.optimizer = lambda parameters: torch.optim.Adafactor(parameters)
-
-    def work(group: Group) -> list[str]:
-        found = []
-        for level in LEVELS:
-            with pytest.raises(TaskError, match="Adafactor cannot be divided among members"):
-                built(task, "plain", group, arranged(level))
-            trained = built(networks.task("mlp"), "plain", group, arranged(level))
-            go(trained, "mlp", "plain", group, slice(1))
-            state = trained.state_dict()
-            model = {name: torch.zeros(9, 9) for name in networks.MODELS["mlp"]().state_dict()}
-            for wrong in (model, {"other": torch.zeros(1)}):
-                with pytest.raises(CheckpointError, match="does not fit the model"):
-                    trained.load_state_dict({**state, "model": wrong})
-            bad = {name: {"momentum_buffer": torch.zeros(9, 9)} for name in trained._names}
-            whole = {"state": bad, "groups": state["optimizer"]["groups"]}
-            with pytest.raises(CheckpointError, match=r"is \(9, 9\), but the parameter is"):
-                trained._load_optimizer_state(whole)
-            found.append(level)
-        return found
-
-    assert members.run(2, work) == list(LEVELS)
-
-
-def test_a_parameter_of_one_number_is_trained_or_refused() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            self.inner, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) * self.scale  # type: ignore[no-any-return]
-
-    task = Task(Scaled, networks.task("mlp").loss)
-    single = built(task, CASE)
-    go(single, "mlp", CASE, None, slice(3))
-    state = copy.deepcopy(single.state_dict())
-    go(single, "mlp", CASE, None, slice(3, 6))
-    expected = weights(single)
-
-    def work(group: Group) -> list[float]:
-        found = []
-        for level in LEVELS[:2]:
-            trained = built(task, CASE, group, arranged(level))
-            trained.load_state_dict(state)
-            go(trained, "mlp", CASE, group, slice(3, 6))
-            kept = trained.state_dict()["optimizer"]["state"]["scale"]
-            assert group.index or kept["exp_avg"].shape == ()
-            found.append(apart(weights(trained), expected, group))
-        with pytest.raises(TaskError, match="parameter 'scale' is a single number"):
-            built(task, CASE, group, arranged("parameters"))
-        return found
-
-    assert max(members.run(2, work)) <= 1e-5
 
 
 def test_batch_norm_of_ones_own_samples_is_as_in_all_reduce() -> None:

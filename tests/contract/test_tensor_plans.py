@@ -19,7 +19,8 @@ from echelon.models.mlp import MLP, MLPOptions
 
 from . import members, networks
 from .jobs import difference
-from .test_tensor import CASE, built, go, weights
+from .test_tensor import built
+from .trained import CASE, go, weights
 
 pytestmark = pytest.mark.timeout(300)
 
