@@ -12,7 +12,7 @@ from echelon.cluster.coordinator.handshake import answer_to, fresh_nonce, is_pro
 from echelon.core.errors import PeerError
 
 _CHUNK = 1 << 16
-_ANSWER = 5.0
+PATIENCE = 5.0
 """Seconds for the coordinator to answer, and for the kernel to take what is sent."""
 _UNHEARD_MS = 10_000
 """Milliseconds after which a connection is broken that takes what is sent nowhere."""
@@ -33,7 +33,8 @@ class RunOver(PeerError):
 class Call:
     """Connected, and both sides have shown that they know the key."""
 
-    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+    def __init__(self, address: tuple[str, int], key: bytes, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._where = f"{address[0]}:{address[1]}"
         self._decoder = Decoder()
         self._early: list[Message] = []
@@ -65,7 +66,7 @@ class Call:
 
     def next(self, *kinds: str) -> Message:
         """The next frame, which is of one of these kinds unless we are refused."""
-        until = time.monotonic() + _ANSWER
+        until = time.monotonic() + self._patience
         while not self._early:
             if time.monotonic() > until:
                 raise TimeoutError(f"the coordinator at {self._where} did not answer")
@@ -94,7 +95,7 @@ class Call:
             self.socket.close()
             self.socket = socket.socket(family, kind, protocol)
             close_in_children(self)
-            self.socket.settimeout(_ANSWER)
+            self.socket.settimeout(self._patience)
             try:
                 self.socket.connect(where)
                 return

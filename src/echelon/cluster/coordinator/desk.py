@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 
+from echelon.cluster.coordinator.entrance import Entrance
 from echelon.cluster.coordinator.frames import BadFrame, Message
 from echelon.cluster.coordinator.generations import Generations, Phase
 from echelon.cluster.coordinator.leases import Leases
@@ -26,34 +27,25 @@ _ACKS = 1.0
 """Seconds between two words to everybody about what is on record."""
 
 
-class Refusal(Exception):
-    """Somebody cannot be let in: `refused`, `expelled` or `end`, and why."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(why)
-        self.kind, self.why = kind, why
-
-
 class Desk:
     """All that a coordinator knows."""
 
     def __init__(
         self, settings: Settings, store: tuple[str, int], here: str, look: Look, now: float
     ) -> None:
-        self.settings, self.here = settings, here
+        self.settings = settings
         self.outbox = Outbox()
         self.roster = Roster(settings.expected)
         self.versions = Versions(self.outbox, settings.samples)
         self.generations = Generations(
             settings, store, self.roster, self.versions, self.outbox, now
         )
+        self.entrance = Entrance(here, self.roster, self.generations, self.outbox)
         self.leases = Leases(settings.samples)
         self.liveness = Liveness(self.roster, look)
         self._look = look
         self._stalls = Stalls(self.versions, self.outbox)
         self._ledger = LedgerDesk(self.leases, self.versions, self.roster, self.outbox)
-        self._pids: set[int] = set()
-        """Of this host's processes that ever said hello."""
         self._ticked = self._acked = now
         self._last_ack = 0
         self._handlers = {
@@ -76,10 +68,7 @@ class Desk:
 
     def hello(self, now: float, message: Message) -> Member:
         """A trainer comes in, or comes back."""
-        known = message.get("member")
-        member = self._newcomer(now, message) if known is None else self._known(known, message)
-        member.away = None
-        self.roster.heard(member, now)
+        member = self.entrance.let_in(now, message)
         number = self.generations.number
         run = dict(self.settings.run)
         self.outbox.send(member.id, "welcome", member=member.id, run=run, generation=number)
@@ -121,14 +110,13 @@ class Desk:
         if member is not None:
             how = "killed" if status < 0 else "error"
             self._lose(now, Loss(member, how, f"its process {ending(status)}"))
-        elif pid not in self._pids:
-            self._pids.add(pid)
+        elif self.entrance.never_seen(pid):
             self.generations.never_came(now)
 
     def tick(self, now: float) -> None:
         """Let everything take effect that is due by now; to be called several times a second."""
         if now - self._ticked > _ASLEEP:
-            self._forgive(now - self._ticked)
+            self._forgive(now, now - self._ticked)
         self._ticked = now
         for loss in self.liveness.losses(now):
             self._lose(now, loss)
@@ -149,44 +137,12 @@ class Desk:
             for member in found:
                 self.outbox.send(member.id, "ack", version=self._last_ack, seq=None)
 
-    def _forgive(self, seconds: float) -> None:
+    def _forgive(self, now: float, seconds: float) -> None:
         """It was the coordinator itself that did not run: nobody is to blame for that time."""
         for member in self.roster:
-            member.heard += seconds
+            member.heard = min(now, member.heard + seconds)
             if member.away is not None:
-                member.away += seconds
-
-    def _newcomer(self, now: float, message: Message) -> Member:
-        if self.generations.is_over:
-            raise Refusal("end", self.generations.ending)
-        number = message.get("number")
-        id_ = self.roster.new_id(number)
-        member = Member(
-            id=id_,
-            pid=message["pid"],
-            host=message["host"],
-            name=message["name"],
-            number=number if id_ == number else None,
-            local=message["host"] == self.here,
-        )
-        self.admit(now, member)
-        fields = {"pid": member.pid, "host": member.host, "name": member.name}
-        self.outbox.note("joined", member=id_, **fields, number=member.number)
-        return member
-
-    def admit(self, now: float, member: Member) -> None:
-        member.heard = member.moved = member.since = now
-        self.roster.enter(member)
-        if member.local:
-            self._pids.add(member.pid)
-
-    def _known(self, id_: int, message: Message) -> Member:
-        member = self.roster.get(id_)
-        if member is None or (member.pid, member.host) != (message["pid"], message["host"]):
-            if self.generations.phase is Phase.ENDED:
-                raise Refusal("end", self.generations.ending)
-            raise Refusal("expelled", self.roster.gone.get(id_, f"member {id_} is not known here"))
-        return member
+                member.away = min(now, member.away + seconds)
 
     def _lose(self, now: float, loss: Loss) -> None:
         member = loss.member

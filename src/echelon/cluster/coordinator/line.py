@@ -72,7 +72,10 @@ class Line:
         """Send what the kernel takes."""
         while self._unsent:
             try:
-                sent = self.socket.sendmsg(list(islice(self._unsent, _PARTS)))
+                if len(self._unsent) == 1:
+                    sent = self.socket.send(self._unsent[0])
+                else:
+                    sent = self.socket.sendmsg(list(islice(self._unsent, _PARTS)))
             except (BlockingIOError, InterruptedError):
                 return
             self._waiting -= sent

@@ -8,7 +8,7 @@ from typing import Any
 
 from echelon.cluster.coordinator.frames import encode
 
-SYNCED = {"generation", "rolled_back", "finished"}
+SYNCED = {"generation", "rolled_back", "finished", "told"}
 """Entries after which the journal is brought to disk; for the others the kernel's memory will do:
 it survives the coordinator."""
 

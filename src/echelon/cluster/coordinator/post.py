@@ -8,8 +8,8 @@ from echelon.cluster.coordinator.outbox import SYNCED, Outbox
 from echelon.core.errors import TrainingError
 from echelon.track.text import warn
 
-_SYNC = 5.0
-"""Seconds that a power cut may take back."""
+_SYNC = 30.0
+"""Seconds that a power cut may take back; the kernel itself would let it take no less."""
 _GIVE_UP = 60.0
 """Seconds after which a journal that cannot be written ends the coordinator."""
 
@@ -31,7 +31,7 @@ class Post:
         self._journal, self._outbox = journal, outbox
         self._failing: float | None = None
         self._unsynced = self._urgent = False
-        self._synced = 0.0
+        self._synced = float("-inf")
 
     def write(self, now: float) -> bool:
         """Whether everything is written."""

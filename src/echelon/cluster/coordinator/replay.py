@@ -81,10 +81,10 @@ class _Reader:
             host=entry["host"],
             name=entry["name"],
             number=entry.get("number"),
-            local=entry["host"] == self._desk.here,
+            local=entry["host"] == self._desk.entrance.here,
         )
         self._people[member.id] = member.public()
-        self._desk.admit(self._now, member)
+        self._desk.entrance.admit(self._now, member)
 
     def _lost(self, entry: Entry) -> None:
         self._gone(entry["member"], entry["why"])

@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from echelon.cluster.coordinator.call import Call, Refused
+from echelon.cluster.coordinator.call import Call
 from echelon.cluster.coordinator.frames import BadFrame
 from echelon.cluster.coordinator.handshake import VERSION
-from echelon.core.errors import PeerError
-
-_PAUSE = 0.05
 
 
 class Reporter:
-    """Connects when there is something to say, and again if that fails; has no thread."""
+    """Has no thread, and never waits for longer than `patience` seconds.
 
-    def __init__(self, address: tuple[str, int], key: bytes, *, deadline: float) -> None:
-        self._address, self._key, self._deadline = address, key, deadline
+    What could not be told, because the coordinator is dead or just starting, is told when there is
+    something else to tell or when `flush` is called.
+    """
+
+    def __init__(self, address: tuple[str, int], key: bytes, *, patience: float = 0.5) -> None:
+        self._address, self._key, self._patience = address, key, patience
+        self._untold: deque[dict[str, Any]] = deque()
         self._call: Call | None = None
 
-    def gone(self, pid: int, status: int) -> None:
-        """A child has ended, with this exit code or minus the signal."""
-        self._say("gone", pid=pid, status=status)
+    def gone(self, pid: int, status: int) -> bool:
+        """A child has ended, with this exit code or minus the signal; says whether all is told."""
+        self._untold.append({"kind": "gone", "pid": pid, "status": status})
+        return self.flush()
 
-    def drop(self, member: int, seconds: float) -> None:
+    def drop(self, member: int, seconds: float) -> bool:
         """Cut a member off from the coordinator for a while, to see what follows."""
-        self._say("drop", member=member, seconds=seconds)
+        self._untold.append({"kind": "drop", "member": member, "seconds": seconds})
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Tell what is left to tell; says whether that is all."""
+        try:
+            while self._untold:
+                self._connected().send(**self._untold[0])
+                self._untold.popleft()
+        except (OSError, BadFrame):
+            self.close()
+            return False
+        return True
 
     def close(self) -> None:
         call, self._call = self._call, None
@@ -37,35 +52,13 @@ class Reporter:
             with suppress(OSError):
                 call.close()
 
-    def _say(self, kind: str, **fields: Any) -> None:
-        until = time.monotonic() + self._deadline
-        while True:
-            try:
-                self._connected().send(kind, **fields)
-                return
-            except (OSError, BadFrame) as error:
-                self.close()
-                if time.monotonic() > until:
-                    raise PeerError(f"the coordinator did not hear of {kind!r}: {error}") from None
-                time.sleep(_PAUSE)
-            except Refused:
-                self.close()
-                raise
-
     def _connected(self) -> Call:
         if self._call is not None and _is_broken(self._call.socket):
             self.close()
         if self._call is None:
-            self._call = call = Call(self._address, self._key)
-            call.send(
-                "hello",
-                role="supervisor",
-                version=VERSION,
-                pid=os.getpid(),
-                host="",
-                name="supervisor",
-                generation=0,
-            )
+            call = self._call = Call(self._address, self._key, self._patience)
+            who = {"role": "supervisor", "pid": os.getpid(), "host": "", "name": "supervisor"}
+            call.send("hello", version=VERSION, generation=0, **who)
             call.next("welcome")
         return self._call
 

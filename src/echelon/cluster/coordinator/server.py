@@ -9,7 +9,8 @@ import selectors
 import socket
 import time
 
-from echelon.cluster.coordinator.desk import Desk, Refusal
+from echelon.cluster.coordinator.desk import Desk
+from echelon.cluster.coordinator.entrance import Refusal
 from echelon.cluster.coordinator.frames import BadFrame, Message, encode
 from echelon.cluster.coordinator.generations import Phase
 from echelon.cluster.coordinator.handshake import VERSION, answered
