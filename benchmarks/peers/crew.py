@@ -40,7 +40,7 @@ def play(side: str, task: Sequence[str], deadline: float) -> tuple[float, float]
         if wrong is None and not result.is_file():
             wrong = "gave no result"
         if wrong is not None:
-            raise SideFailed(f"{side} {wrong}; it printed:\n{_tail(printed)}")
+            raise SideFailed(f"{side} {wrong}; it printed:\n{tail(printed)}")
         found = json.loads(result.read_text(encoding="utf-8"))
     return found["rate"], found["loss"]
 
@@ -65,15 +65,15 @@ def _seats(side: str, task: Sequence[str], result: Path) -> Iterator[list[subpro
 def _process(command: Sequence[str], place: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     # In a session of its own, so that whatever it has started can be ended with it.
     process = subprocess.Popen(
-        command, env=_environment() | place, stdin=subprocess.DEVNULL, start_new_session=True
+        command, env=environment() | place, stdin=subprocess.DEVNULL, start_new_session=True
     )
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, without a place that somebody else may have given us."""
     theirs = _place(0, 0)
     path = [str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -121,7 +121,7 @@ def _failure(processes: Sequence[subprocess.Popen[bytes]]) -> str | None:
     return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return
@@ -129,6 +129,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         _wait([process], _GRACE)
 
 
-def _tail(printed: Path) -> str:
+def tail(printed: Path) -> str:
     text = printed.read_bytes()[-_SHOWN:].decode(errors="replace")
     return text.replace("\r\n", "\n").strip() or "nothing"
