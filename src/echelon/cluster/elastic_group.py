@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from echelon.cluster.coordinator import About, Generation, Liaison
-from echelon.comm.alone import unwatched
+from echelon.comm.alone import unheard, unwatched
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.comm.peers import Halt, this_host
@@ -59,13 +59,13 @@ class ElasticGroup:
         self._halt = Halt()
         self._wanted = False
         self._ended: str | None = None
-        self._notices: list[str] = []
+        self.tell: Callable[[str], None] = unheard
         self._liaison = Liaison(
             address,
             key,
             About(number, name, this_host()),
             regroup=self._order,
-            notice=self._notices.append,
+            notice=lambda text: self.tell(text),
             ended=self._end,
             deadline=deadline,
         )
@@ -96,13 +96,6 @@ class ElasticGroup:
     def _beat(self, step: int, doing: str) -> None:
         self._liaison.pulse(step, doing)
         self._beat_too(step, doing)
-
-    def notices(self) -> list[str]:
-        """What the coordinator wants a person to know, since the last call."""
-        found = []
-        while self._notices:
-            found.append(self._notices.pop(0))
-        return found
 
     def collective(
         self, members: Sequence[int] | None = None, *, device: torch.device = _CPU

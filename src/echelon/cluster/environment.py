@@ -58,6 +58,7 @@ def joined(*, deadline: float = 120.0) -> Place | None:
         deadline=deadline,
         served=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         name=f"echelon/{_attempt()}",
+        interface=os.environ.get("GLOO_SOCKET_IFNAME") or None,
     )
 
 

@@ -66,6 +66,10 @@ class Keeper:
             _live(self._office, self._listener, besides, supervisor)
         self.handle = os.pidfd_open(self.pid)
 
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, number)
+
     def reap(self) -> int:
         """It has ended: how."""
         os.close(self.handle)
@@ -78,12 +82,11 @@ class Keeper:
         self._listener.close()
         if not self.pid:
             return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.handle, signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         deadline = time.monotonic() + _END_SECONDS
         while os.waitid(os.P_PIDFD, self.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() > deadline:
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                self.signal(signal.SIGKILL)
                 break
             time.sleep(0.005)
         self.reap()

@@ -9,6 +9,7 @@ whoever leads is done ─▶ the others have 2 s ─▶ SIGTERM ─▶ 1.5 s ─
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 from echelon.cluster.crew import Child, Crew
@@ -19,6 +20,7 @@ from echelon.cluster.verdict import End, verdict
 from echelon.track.text import warn
 
 _LINGER_SECONDS = 2.0
+_HEARD_SECONDS = 0.5
 
 
 class LenientSupervisor(Supervisor):
@@ -50,6 +52,14 @@ class LenientSupervisor(Supervisor):
             warn(f"the coordinator ended ({_how(status)}); another one takes over")
         self._keeper.start(self._crew.pipes.close)
         self._watch_more()
+
+    def _suspend(self) -> None:
+        """The coordinator stops too, or it would give up on all; it hears members before it looks
+        for who was silent."""
+        self._keeper.signal(signal.SIGSTOP)
+        super()._suspend()
+        time.sleep(_HEARD_SECONDS)
+        self._keeper.signal(signal.SIGCONT)
 
     def _take(self, child: Child, message: dict[str, Any]) -> None:
         known = self.result

@@ -14,7 +14,7 @@ from echelon.core.errors import EchelonError, TrainingError
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: ": perhaps out of memory (look at dmesg)",
-    signal.SIGBUS: ": perhaps shared memory ran out (look at df /dev/shm)",
+    signal.SIGBUS: ": perhaps memory ran out (look at the limits of its cgroup)",
     signal.SIGSEGV: ": a crash in native code",
     signal.SIGABRT: ": native code gave up",
 }

@@ -12,6 +12,10 @@ def unwatched(_step: int, _doing: str) -> None:
     """The pulse of a member that nobody watches over."""
 
 
+def unheard(_text: str) -> None:
+    """Nobody is there to be told."""
+
+
 class Fixed:
     """Members that are always the same."""
 
@@ -21,6 +25,7 @@ class Fixed:
         self.asked = 0
         self.pulse: Callable[[int, str], None] = unwatched
         self.watched = False
+        self.tell: Callable[[str], None] = unheard
 
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:  # noqa: ARG002
         assert lost is not None, "nobody can join"

@@ -43,6 +43,7 @@ UPDATES = 2  # shelves 0 and 1 hold rows of meetings, 2 and 3 of a gradient sum'
 _YIELD = 0.001  # seconds of giving the core away before sleeping
 _SLEEP = 0.05  # of the time waited so far,
 _LONGEST = 0.0005  # but at most so many seconds
+_STOPPED = 1.0  # seconds that no wait between two looks takes
 _LOOK = 0.05  # seconds between looks whether the awaited still live
 
 
@@ -116,9 +117,12 @@ class Board:
 
     def _linger(self, column: int, cell: int, goal: int, what: str) -> None:
         words = self._words
-        looked = start = time.monotonic()
+        looked = start = last = time.monotonic()
         while words[cell] < goal:
             now = time.monotonic()
+            if now - last > _STOPPED:  # this process itself was: nobody was late
+                start += now - last
+            last = now
             if now - looked > _LOOK:
                 looked = now
                 self._look(column, goal, now - start, what)

@@ -61,6 +61,8 @@ class Filling:
     def put_all(self, gradients: Sequence[Tensor | None]) -> None:
         self._check()
         assert self._running, "put before begin"
+        assert len(gradients) == len(self._seen), f"{len(gradients)} gradients"
+        assert not any(self._seen), "put_all after put"
         self._enter()
         if any(map(is_, gradients, repeat(None))):
             for number, bucket in enumerate(self._buckets):
@@ -75,6 +77,7 @@ class Filling:
             torch._foreach_copy_([slots[at] for at in held], [gradients[at] for at in held])
             self._lacking[number] = 0
             self._advance()
+        self._seen = bytearray(b"\1" * len(self._seen))
 
     def _put_some(self, number: int, bucket: Bucket, gradients: Sequence[Tensor | None]) -> None:
         for at in bucket.parameters:

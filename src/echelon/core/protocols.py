@@ -103,6 +103,8 @@ class Comm(Protocol):
     """Whether somebody else will tell why this member lost another one."""
     elastic: bool
     """Whether those who are left can meet again when a member is lost."""
+    tell: Callable[[str], None]
+    """Called, by any thread, with what a person should know: who is awaited, say."""
 
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
         """Meet again as another generation; `progress` says who is further than whom."""

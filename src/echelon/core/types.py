@@ -56,15 +56,8 @@ class Shard:
 
     index: int = 0
     count: int = 1
-    edges: tuple[float, ...] = ()
-    """Where each member's part begins, from 0 to 1, and the end; equal parts if empty."""
-
-    def part(self, start: int, stop: int) -> tuple[int, int]:
-        """My part of this range; the parts of all members follow each other without a gap."""
-        size, index = stop - start, self.index
-        if self.edges:
-            return start + int(size * self.edges[index]), start + int(size * self.edges[index + 1])
-        return start + size * index // self.count, start + size * (index + 1) // self.count
+    shares: tuple[float, ...] = ()
+    """Each member's part of a batch, where they are not equal."""
 
 
 class Stats(NamedTuple):

@@ -17,6 +17,7 @@ from echelon.data.draws import PositionDraws
 from echelon.data.order import Order, Rows
 from echelon.data.prefetch import ahead
 from echelon.data.sources import chunkable
+from echelon.data.split import edges
 
 Micro: TypeAlias = "list[Batch]"
 
@@ -143,9 +144,19 @@ def ranges(samples: int, size: int) -> Iterator[Lease]:
 
 def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
     """This member's part of each lease."""
-    if shard.count == 1:
+    index, count = shard.index, shard.count
+    if count == 1:
         return [(start, stop) for _, start, stop in leases]
-    return [shard.part(start, stop) for _, start, stop in leases]
+    if shard.shares:
+        cuts = {size: edges(size, shard.shares) for size in {lease.size for lease in leases}}
+        return [
+            (lease.start + cuts[lease.size][index], lease.start + cuts[lease.size][index + 1])
+            for lease in leases
+        ]
+    return [
+        (start + (stop - start) * index // count, start + (stop - start) * (index + 1) // count)
+        for _, start, stop in leases
+    ]
 
 
 def _positions(ranges: Iterable[tuple[int, int]]) -> Rows:

@@ -70,7 +70,7 @@ def _tell(run: Run, before: int, seconds: float) -> None:
 
 def _divide(run: Run) -> None:
     shares = run.strategy.balance()
-    run.comm.divided(run.version, shares)
+    run.comm.divided(run.version + 1, shares)
     slowest = min(range(len(shares)), key=shares.__getitem__)
     usual = sorted(shares)[len(shares) // 2]
     if run.comm.index == 0 and usual > SLOW * shares[slowest]:

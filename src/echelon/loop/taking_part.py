@@ -68,6 +68,7 @@ def take_part(
             if resume:
                 here.load(here.shelf.load("last"))
             here.lead = leading.changed
+            comm.tell = here.notice  # while this member waits, the thread that hears it tells
             here.newcomer = here.gathering = newcomer
             if resume and comm.index == 0:
                 leading.take_up()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Protocol
 
 SLOWER = 1.15
@@ -97,12 +96,6 @@ def shares(peers: Summing, speed: float) -> list[float]:
     least = LEAST / peers.count
     raised = [max(each / total, least) for each in speeds]
     return [each / sum(raised) for each in raised]
-
-
-def edges(parts: Sequence[float]) -> tuple[float, ...]:
-    """Where each member's part begins, and where the last one ends."""
-    inner = [min(edge, 1.0) for edge in accumulate(parts)][:-1]
-    return (0.0, *inner, 1.0)
 
 
 def _all(peers: Summing, value: float) -> list[float]:
