@@ -163,6 +163,7 @@ def test_the_cause_is_told_even_if_its_consequence_comes_first() -> None:
     assert "boom" in str(error)
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("other", [rest, stuck, raises(PeerError("member 1 has ended"))])
 def test_a_killed_member_is_named(other: Act) -> None:
     def killed(_: Member) -> None:
@@ -249,6 +250,7 @@ def test_members_blocked_in_a_collective_are_ended() -> None:
     assert seconds < SOON
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("text", ["member 1 (pid 7) does not answer", "somebody is missing"])
 def test_a_stopped_member_is_named_when_the_others_miss_it(text: str) -> None:
     silent = Counters(1)

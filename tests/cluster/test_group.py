@@ -58,6 +58,7 @@ def test_a_killed_one_is_told_at_once() -> None:
     assert time.monotonic() - begin < SOON
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_stopped_one_is_told_after_the_deadline() -> None:
     begin = time.monotonic()
     with pytest.raises(MemberFailed, match=r"member 1 .*last sign of life \d+\.\d s .*at step 25"):

@@ -98,6 +98,7 @@ def test_a_signal_to_the_process_and_its_group_counts_once(
     assert crowd.terminations.list() == [1, 1, 1]
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_end_of_one_that_was_not_ready_ends_the_others() -> None:
     crowd = Crowd()
 

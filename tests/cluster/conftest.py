@@ -1,0 +1,13 @@
+"""What tests of several processes share."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.cluster import supervisor
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot hear SIGTERM is ended sooner, where that is not what is tried."""
+    monkeypatch.setattr(supervisor, "TERM_SECONDS", 0.2)
