@@ -26,7 +26,8 @@ from echelon.checkpoint.tree import Flat, flatten
 from echelon.core.errors import CheckpointError, NonFiniteError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-_NICENESS = 10
+_NICENESS = 5
+"""A third of the weight of a thread that trains: on a busy machine it still gets its turn."""
 _LONG = 0.5
 """Seconds of waiting for the disk that are worth a word."""
 _NO_MEMORY = "checkpoints are written while training waits: there is no memory for a copy"
