@@ -1,10 +1,10 @@
 """How long members wait for the coordinator's answer when there are thousands of them.
 
 One coordinator on one core, with its journal on disk. Every simulated member has a connection of
-its own over loopback, shows the key, says hello and then, once a second each, beats, leases a range
-of an epoch and commits it: three frames, two of which are answered, and two lines in the journal.
-A few processes on the other cores play them; an answer's time is what they see, from before the
-request is sent until after the answer is read. The last line is one JSON object.
+its own over loopback, shows the key, says hello, and then beats once a second and every two seconds
+leases a range of an epoch and commits it: both are answered, and both are a line in the journal.
+A process on another core plays them all; an answer's time is what it sees, from before the request
+is sent until after the answer is read. The last line is one JSON object.
 
     python benchmarks/coordinator.py
 """
@@ -39,7 +39,7 @@ FORK = multiprocessing.get_context("fork")
 SAMPLES = 10**12
 WANTED = 1024
 PERIOD = 1.0
-"""Seconds in which a member beats, leases and commits once."""
+"""Seconds between two beats of a member; with every other one it asks for a lease."""
 START = 180.0
 """Seconds in which all members have to be in."""
 
@@ -130,16 +130,18 @@ class Simulated:
         self.socket.setblocking(False)
         self.waits = False
         """Whether a lease or its commit is under way."""
+        self._beats = 0
         self._asked = 0.0
         self._seq = 0
         self._call = call
 
     def take_turn(self, pace: float) -> bool:
-        """Beat, and lease unless the last turn's answers are still awaited; says whether it did."""
-        beat = framed(b'{"kind":"beat","step":%d,"doing":"","pace":%f}' % (self._seq, pace))
-        if self.waits:
+        """Beat, and every other time lease; says whether the answers of the last time are there."""
+        self._beats += 1
+        beat = framed(b'{"kind":"beat","step":%d,"doing":"","pace":%f}' % (self._beats, pace))
+        if self.waits or self._beats % 2:
             self.socket.sendall(beat)
-            return False
+            return not self.waits
         self.waits = True
         self._ask(b'{"kind":"lease","epoch":0,"wanted":%d,"seq":%%d}' % WANTED, beat)
         return True

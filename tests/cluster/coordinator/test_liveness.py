@@ -24,6 +24,7 @@ def test_one_that_is_stopped_is_given_up_after_a_second_and_a_half() -> None:
 def test_one_that_waits_without_a_beat_is_given_up_and_one_that_computes_is_not() -> None:
     scene = Scene(expected=4)  # of which one is still to come, so that nobody has to leave
     zero, one, two = (scene.hello(10 + number, number) for number in range(3))
+    scene.tick(3, beating=(zero, one, two))
     for tenth in range(290):
         scene.sights[12] = Sight("R" if tenth % 2 else "S", tenth)
         scene.now += 0.1
@@ -41,6 +42,9 @@ def test_one_of_another_host_is_given_up_when_its_beats_stay_out() -> None:
     scene = Scene(expected=1)
     (zero,) = scene.together(1)
     far = scene.hello(50, host=THERE)
+    scene.tick(5.5, beating=(zero,))
+    assert lost(scene) == [], "one that has just begun may have its hands full"
+    scene.tick(3, beating=(zero, far))
     scene.tick(1.4, beating=(zero,))
     assert lost(scene) == []
     scene.tick(0.3, beating=(zero,))
@@ -116,8 +120,9 @@ def test_a_suspect_is_looked_at_at_once_and_blame_alone_is_not_enough() -> None:
 
 def test_nobody_is_blamed_for_the_time_the_coordinator_itself_did_not_run() -> None:
     scene = Scene(expected=1)
-    scene.together(1)
-    scene.hello(50, host=THERE)
+    (zero,) = scene.together(1)
+    far = scene.hello(50, host=THERE)
+    scene.tick(3, beating=(zero, far))
     scene.tick(0.5)
     scene.now += 60
     scene.tick()

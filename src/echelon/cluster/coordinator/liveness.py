@@ -65,30 +65,25 @@ class Liveness:
 
     def _mute(self, member: Member, now: float) -> Loss | None:
         quiet, limit = now - member.heard, max(QUIET, QUIET_GAPS * member.gap)
-        before = self._seen.get(member.id)
-        if before is not None and before[0] < member.heard:
-            before = None  # it has been heard of since
-        if quiet <= limit / 2 or (quiet <= limit and (before is not None or not member.local)):
-            return None
         if not member.local:
-            return self._silent(member, limit)
+            return self._silent(member, limit) if quiet > limit else None
         sight = self._look(member.pid)
         if sight is None:
             return Loss(member, "killed", "its process has ended")
-        if quiet <= limit or before is None:
+        if sight.stopped:
+            return self._frozen(member) if quiet > QUIET else None
+        before = self._seen.get(member.id)
+        if before is None or before[0] < member.heard:
             self._seen[member.id] = now, sight
-            return None
-        return self._judged(member, now, limit, before, sight)
+        elif quiet > limit and now - before[0] >= _HALF:
+            return self._judged(member, now, limit, before[1], sight)
+        return None
 
     def _judged(
-        self, member: Member, now: float, limit: float, before: tuple[float, Sight], sight: Sight
+        self, member: Member, now: float, limit: float, before: Sight, sight: Sight
     ) -> Loss | None:
-        if sight.stopped:
-            return self._frozen(member)
-        if now - before[0] < _HALF:
-            return None
         # One that wants to run and is not let is not at fault: the machine is overloaded.
-        computes = sight.ticks > before[1].ticks or sight.state == "R"
+        computes = sight.ticks > before.ticks or sight.state == "R"
         self._seen[member.id] = now, sight
         if computes and now - member.heard <= PATIENCE:
             return None

@@ -40,8 +40,8 @@ class Member:
     """The one it is in; 0: a newcomer."""
     arrival: Arrival | None = None
     heard: float = 0.0
-    gap: float = BEAT
-    """Seconds between its beats, as usual."""
+    gap: float = 4 * BEAT
+    """Seconds between its beats, as usual. One that has just begun may have its hands full."""
     away: float | None = None
     """Since when it has no connection."""
     step: int | None = None
