@@ -8,7 +8,8 @@ in 690 tensors. Measured in turns, each after an update and with the disk at res
     flat     memcpy of as many bytes that lie in one piece, which no state does: for pieces beyond
              100 MB the C library writes past the caches, and saves a third of the traffic
 
-memcpy runs in one thread, the pause in as many as training has. Then steps are timed while nothing is being written, and while a checkpoint is.
+memcpy runs in one thread, the pause in as many as training has. Then steps are timed while nothing
+is being written, and while a checkpoint is.
 
     python benchmarks/checkpoint.py [--rounds N] [--folder DIR] [--threads N]
 
