@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from echelon.cli import config, doctor, evaluate, join, predict, runs, train
+from echelon.cli import chaos, config, doctor, evaluate, join, predict, runs, train
 from echelon.cluster.environment import calm_threads
 from echelon.cluster.heap import keep_freed_memory
 from echelon.core.errors import EchelonError, UserError
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("join")(join.join)
+app.command("chaos")(chaos.chaos)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.add_typer(runs.app, name="runs")

@@ -48,7 +48,7 @@ def train(
         if resume is not None:
             result = training.resumed(resume, file, overrides, quiet=quiet)
         else:
-            result = training.started(_load(file, overrides), quiet=quiet)
+            result = training.started(load(file, overrides), quiet=quiet)
     except KeyboardInterrupt as error:  # a second one, or one before the first step
         warn(str(error) or "stopped")
         raise typer.Exit(INTERRUPTED) from None
@@ -59,7 +59,8 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-def _load(file: Path | None, overrides: list[str]) -> Job:
+def load(file: Path | None, overrides: list[str]) -> Job:
+    """The job that these arguments make, checked."""
     from echelon import strategy, task
     from echelon.core.config import load_job
 

@@ -1,0 +1,185 @@
+"""What is to go wrong and when, as a line of text.
+
+plan    fault; fault; …
+fault   kill WHO@WHEN                            WHO   trainer:2 (the member with this id),
+        freeze WHO@WHEN for 5s                         trainer (any), leader or coordinator
+        slow TRAINER@WHEN by 4x for 5s           WHEN  step=50, or step=50+0.2s: so much later
+        partition TRAINER@WHEN for 5s
+        join 2@WHEN
+        fill disk@WHEN for 2s
+        tear checkpoint@WHEN
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from echelon.core.errors import UserError, unknown
+
+LONGEST = 600.0
+"""Seconds that a fault may last."""
+MOST = 64
+"""Members that join at once; also the largest factor to slow one down by."""
+_FULL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What belongs to a verb."""
+
+    targets: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """`for` and `by`, where they have to be given."""
+
+
+PEOPLE = ("trainer", "leader")
+RULES: dict[str, Rule] = {
+    "kill": Rule((*PEOPLE, "coordinator")),
+    "freeze": Rule((*PEOPLE, "coordinator"), ("for",)),
+    "slow": Rule(PEOPLE, ("by", "for")),
+    "partition": Rule(PEOPLE, ("for",)),
+    "join": Rule(()),
+    "fill": Rule(("disk",)),
+    "tear": Rule(("checkpoint",)),
+}
+_LASTING = ("freeze", "slow", "partition", "fill")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is to go wrong."""
+
+    verb: str
+    target: str = ""
+    member: int | None = None
+    """Which trainer; None if any will do."""
+    step: int = 0
+    delay: float = 0.0
+    """Seconds after that step."""
+    seconds: float = 0.0
+    factor: float = 1.0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.what}@{self.when}{self._options}"
+
+    @property
+    def what(self) -> str:
+        """Without when and for how long."""
+        if self.verb == "join":
+            return f"join {self.count}"
+        number = "" if self.member is None else f":{self.member}"
+        return f"{self.verb} {self.target}{number}"
+
+    @property
+    def when(self) -> str:
+        return f"step={self.step}" + (f"+{self.delay:g}s" if self.delay else "")
+
+    @property
+    def _options(self) -> str:
+        by = f" by {self.factor:g}x" if self.verb == "slow" else ""
+        return by + (f" for {self.seconds:g}s" if self.seconds else "")
+
+
+class PlanError(UserError):
+    """A plan cannot be understood; says where."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(f"plan, character {position + 1}: {message}")
+
+
+def read_plan(text: str) -> list[Fault]:
+    """The faults of a plan, by their steps."""
+    found = [_fault(start, part) for start, part in _parts(text)]
+    if not found:
+        raise PlanError(0, "it is empty; a fault is, for example, kill trainer:1@step=50")
+    return sorted(found, key=lambda fault: (fault.step, fault.delay))
+
+
+def _parts(text: str) -> Iterator[tuple[int, str]]:
+    for match in re.finditer(r"[^;]+", text):
+        if stripped := match[0].strip():
+            yield match.start() + len(match[0]) - len(match[0].lstrip()), stripped
+
+
+def _fault(start: int, text: str) -> Fault:
+    deed, at, rest = text.partition("@")
+    if not at:
+        raise PlanError(start, f"{text!r} says not when: add, for example, @step=50")
+    verb, _, who = deed.strip().partition(" ")
+    if verb not in RULES:
+        raise PlanError(start, unknown("fault", verb, RULES))
+    when, _, options = rest.strip().partition(" ")
+    behind = start + len(deed) + 1
+    step, delay = _moment(behind, when)
+    found = _options(behind + rest.index(when) + len(when), options, verb)
+    if verb == "join":
+        return Fault("join", step=step, delay=delay, count=_count(start, who.strip()))
+    target, member = _target(start + deed.index(who) if who else start, who.strip(), verb)
+    seconds, factor = found.get("seconds", 0.0), found.get("factor", 1.0)
+    return Fault(verb, target, member, step, delay, seconds, factor)
+
+
+def _moment(position: int, text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"step=(\d{1,15})(?:\+(\d+(?:\.\d+)?)s?)?", text)
+    if match is None:
+        raise PlanError(position, f"{text!r} is no moment: write step=50, or step=50+0.2s")
+    delay = float(match[2] or 0)
+    if delay > LONGEST:
+        raise PlanError(position, f"{delay:g} s after a step: at most {LONGEST:g} s")
+    return int(match[1]), delay
+
+
+def _count(position: int, text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise PlanError(position, f"join {text!r}: how many is a number from 1 to {MOST}")
+    return int(text)
+
+
+def _target(position: int, text: str, verb: str) -> tuple[str, int | None]:
+    targets = RULES[verb].targets
+    name, colon, number = text.partition(":")
+    if name not in targets:
+        raise PlanError(position, unknown(f"{verb}: target", name, targets))
+    if not colon:
+        return name, None
+    if name != "trainer" or not number.isdecimal():
+        raise PlanError(position, f"{text!r} is nobody: write trainer:2, or {_listed(targets)}")
+    return name, int(number)
+
+
+def _options(position: int, text: str, verb: str) -> dict[str, float]:
+    """`seconds` and `factor`."""
+    words = text.split()
+    pairs = dict(zip(words[::2], words[1::2], strict=False))
+    known = ("for", "by") if verb == "slow" else ("for",) if verb in _LASTING else ()
+    for word in words[::2]:
+        if word not in known:
+            allowed = f"after {verb} there is {_listed(known)}" if known else "nothing follows it"
+            raise PlanError(position, f"{word!r} is not understood: {allowed}")
+    for word in RULES[verb].options:
+        if word not in pairs:
+            sample = {"for": "for 5s", "by": "by 4x"}[word]
+            raise PlanError(position, f"{verb} needs {word!r}: add, for example, {sample!r}")
+    if len(words) % 2 or len(words) > 2 * len(pairs):
+        raise PlanError(position, f"{text!r} is not understood: each option once, with its value")
+    found: dict[str, float] = {}
+    if verb in _LASTING:
+        found["seconds"] = _number(position, pairs.get("for", f"{_FULL_SECONDS}s"), "s", LONGEST)
+    if "by" in pairs:
+        found["factor"] = _number(position, pairs["by"], "x", MOST, above=1.0)
+    return found
+
+
+def _number(position: int, text: str, unit: str, most: float, above: float = 0.0) -> float:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?){unit}?", text)
+    if match is None or not above < float(match[1]) <= most:
+        rule = f"a number above {above:g}, at most {most:g}, such as 4{unit}"
+        raise PlanError(position, f"{text!r} must be {rule}")
+    return float(match[1])
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(names)

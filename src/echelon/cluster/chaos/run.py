@@ -1,0 +1,83 @@
+"""A job under faults: the fault-free run first, then one for every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from echelon import strategy
+from echelon.cluster.chaos.chance import random_plan
+from echelon.cluster.chaos.plan import Fault
+from echelon.cluster.chaos.report import Report
+from echelon.cluster.chaos.trial import Trial, attempt
+from echelon.cluster.chaos.weights import Difference, difference
+from echelon.core.config import Job
+from echelon.core.errors import UserError
+from echelon.loop.limits import Limits
+
+_NAME = 50
+"""Characters of a run's name that are kept."""
+Told = Callable[[Trial, Trial | None, Difference | None], None]
+
+
+def endure(
+    job: Job,
+    arguments: Sequence[str],
+    *,
+    plan: Sequence[Fault] = (),
+    chance: int = 0,
+    seeds: Sequence[int] = (0,),
+    reference: bool = True,
+    patience: float = 120.0,
+    told: Told = lambda _trial, _reference, _difference: None,
+) -> Report:
+    """Run `job` under `plan`, or once for every seed under `chance` faults made from it.
+
+    `arguments` are what `echelon train` has to be given to run it. `told` hears of every trial.
+    """
+    check(job)
+    report, name = Report(), (job.name or "job")[:_NAME]
+    if reference:
+        report.reference = attempt(job, arguments, _none, name=f"{name}-calm", patience=patience)
+        if report.problems:
+            return report
+    for seed in seeds:
+        make = partial(_chosen, job, plan, chance, seed)
+        trial = attempt(job, arguments, make, name=f"{name}-chaos", seed=seed, patience=patience)
+        found = _compared(job, trial, report.reference)
+        report.add(trial, found)
+        told(trial, report.reference, found)
+    return report
+
+
+def check(job: Job) -> None:
+    """Refuse a job whose members cannot do without each other."""
+    if job.workers < 2:
+        raise UserError(f"workers = {job.workers}: chaos needs at least 2, so that one can be lost")
+    if not strategy.can_do_without(job):
+        raise UserError(
+            f"members of strategy {job.strategy!r} cannot do without each other here; "
+            "use strategy=all_reduce, and leave elastic.enabled as it is"
+        )
+
+
+def _none(_samples: int) -> Sequence[Fault]:
+    return ()
+
+
+def _chosen(
+    job: Job, plan: Sequence[Fault], chance: int, seed: int, samples: int
+) -> Sequence[Fault]:
+    if not chance:
+        return plan
+    steps = Limits.of(job).total_steps(samples, job.batch_size)
+    if steps is None:
+        raise UserError("random faults need a job that says how long it is: set epochs or steps")
+    return random_plan(chance, seed, workers=job.workers, steps=steps)
+
+
+def _compared(job: Job, trial: Trial, reference: Trial | None) -> Difference | None:
+    if reference is None or not trial.finished or trial.folder is None:
+        return None
+    assert reference.folder is not None
+    return difference(job, trial.folder, reference.folder)
