@@ -62,10 +62,11 @@ def launch_elastic(
                 deadline=job.sync.deadline,
                 pulse=member.pulse,
             )
-            with member_of(group, fatal=True):
+            with member_of(group, fatal=True) as results:
                 result = take_part(
                     job, task, group, run=run, store=store, resume=resume, observers=observers
                 )
+                results.append(result)
                 return {**result.summary(), "led": group.index == 0}
 
         with _invitation(store / run / JOIN, join_string(*address, key)):

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field
 from traceback import TracebackException
 from typing import Any
 
+from echelon.comm.torn import is_torn
 from echelon.core.errors import EchelonError, PeerError
-
-_TORN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,10 @@ def fault_of(error: BaseException) -> dict[str, Any]:
             echelon=[cls.__name__ for cls in type(error).__mro__ if issubclass(cls, EchelonError)],
             details={k: v for k, v in vars(error).items() if meant and _is_plain(v)},
             traceback=None if meant else "".join(told.format()),
-            follow_on=isinstance(error, PeerError) or _is_torn_wire(error),
+            follow_on=isinstance(error, PeerError) or is_torn(error),
             interrupt=isinstance(error, KeyboardInterrupt),
         )
     )
-
-
-def _is_torn_wire(error: BaseException) -> bool:
-    """torch's own collectives raise no class of their own when another member is gone."""
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _TORN)
 
 
 def _is_plain(value: object) -> bool:

@@ -25,11 +25,11 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
     """Take part in a run until it ends. `text`: its join string, or its folder on this machine."""
     host, port, key = read_join_string(_string(text))
     group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
-    with member_of(group, fatal=False):
+    with member_of(group, fatal=False) as results:
         about = group.run
         job = job_from(about["job"], checks=[strategy.check])
         task = tasks.load_task(_joinable(job))
-        return take_part(
+        result = take_part(
             job,
             task,
             group,
@@ -38,14 +38,17 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
             observers=observers,
             newcomer=True,
         )
+        results.append(result)
+        return result
 
 
 @contextmanager
-def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[None]:
-    """Whatever happens inside, the coordinator is told how this member ended."""
+def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
+    """Whatever happens inside, the coordinator is told how this member ended: by the result."""
+    results: list[Result] = []
     try:
-        yield
-        group.leave("done", over=True)
+        yield results
+        group.leave(results[0].status, over=True)
     except BaseException as error:
         with suppress(PeerError):
             group.leave(f"{type(error).__name__}: {error}", fatal=fatal)

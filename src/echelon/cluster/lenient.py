@@ -46,10 +46,9 @@ class LenientSupervisor(Supervisor):
         """The coordinator has ended, and not because it was told to."""
         self._selector.unregister(self._keeper.handle)
         status = self._keeper.reap()
-        if not self._crew.alive or self.result:
-            return
-        if status != 0:
-            warn(f"the coordinator ended ({_how(status)}); another one takes over")
+        if status == 0 or self.result or not self._crew.alive:
+            return  # the run is over
+        warn(f"the coordinator ended ({_how(status)}); another one takes over")
         self._keeper.start(self._crew.pipes.close)
         self._watch_more()
 

@@ -11,7 +11,7 @@ from echelon import optim, strategy
 from echelon.checkpoint import Shelf, randomness
 from echelon.core.config import Job, OptimizerSection
 from echelon.core.errors import ConfigError, DataError, TaskError, unknown
-from echelon.core.protocols import BatchSource, Comm, Observer
+from echelon.core.protocols import BatchSource, Comm, Observer, Schedule, Strategy
 from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel, Shard
 from echelon.data.datasets import DatasetSource
@@ -34,14 +34,7 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     schedule = optim.build_schedule(
         job.schedule, limits.total_steps(len(task.train), job.batch_size)
     )
-    chosen = strategy.build(
-        job.strategy,
-        numerics(job, device),
-        schedule,
-        LayerHealth(job.health, observer.noticed),
-        parallel(job),
-    )
-    chosen.setup(task, comm)
+    chosen = set_up(job, task, comm, schedule, observer)
     randomness.part_ways(job.seed, chosen.shard.index, 0)
     return Run(
         job=job,
@@ -76,6 +69,19 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
             target=job.stop.target,
         ),
     )
+
+
+def set_up(job: Job, task: Task, comm: Comm, schedule: Schedule, observer: Observer) -> Strategy:
+    """The job's strategy, among these members."""
+    chosen = strategy.build(
+        job.strategy,
+        numerics(job, find_device(job.device)),
+        schedule,
+        LayerHealth(job.health, observer.noticed),
+        parallel(job, comm.count),
+    )
+    chosen.setup(task, comm)
+    return chosen
 
 
 def held_out(
@@ -115,9 +121,9 @@ def numerics(job: Job, device: torch.device) -> Numerics:
     )
 
 
-def parallel(job: Job) -> Parallel:
+def parallel(job: Job, members: int | None = None) -> Parallel:
     return Parallel(
-        mesh=strategy.arrangement(job),
+        mesh=strategy.arrangement(job, members),
         sync=job.sync,
         sharded=job.sharded,
         pipeline=job.pipeline,

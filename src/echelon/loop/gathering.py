@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import time
 
+from echelon.comm.torn import is_torn
 from echelon.core.errors import PeerError
+from echelon.core.protocols import Healing
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
+from echelon.loop.starting_over import holding, start_over
 
 SLOW = 1.5
 """A member so much slower than the others is worth a word."""
 
 
-def lost(run: Run, error: PeerError) -> None:
+def lost(run: Run, error: PeerError | RuntimeError) -> None:
     """Another member is gone: the rest meets again, where it can."""
-    if not run.comm.elastic:
+    if not run.comm.elastic or not (isinstance(error, PeerError) or is_torn(error)):
         raise error
-    run.missed, run.gathering = error, True
+    known = error if isinstance(error, PeerError) else PeerError("a connection broke")
+    run.missed, run.gathering = known, True
 
 
 def gather(run: Run) -> None:
@@ -44,20 +48,33 @@ def gather(run: Run) -> None:
 
 def _meet_again(run: Run) -> None:
     began, before, came = time.perf_counter(), run.comm.count, run.newcomer
+    if run.clerk is not None:
+        run.clerk.keep()  # of the generation it was done in
+    mine = holding(run)
     healing = run.comm.regroup([-1] if came else run.progress, run.missed)
-    run.strategy.rejoin()
     run.share_cores(run.comm.count)
-    run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
-    if healing.peers is not None and healing.sends:
-        heal.send(healing.peers, run.cut(alone=True))
-    elif healing.peers is not None:
-        run.newcomer = True  # until all of it is here
-        run.load(heal.receive(healing.peers), healed=True)
+    if run.strategy.alone:
+        _rejoin(run, healing)
+    else:
+        start_over(run, mine)
     run.newcomer = False
     run.lead()
     if run.comm.index == 0 and not came:
         _tell(run, before, time.perf_counter() - began)
     run.missed, run.arrivals = None, False
+
+
+def _rejoin(run: Run, healing: Healing) -> None:
+    """Each has all of the state: only whoever is behind needs another one's."""
+    run.strategy.rejoin()
+    run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
+    if healing.peers is None:
+        return
+    if healing.sends:
+        heal.send(healing.peers, run.cut(alone=True))
+    else:
+        run.newcomer = True  # until all of it is here
+        run.load(heal.receive(healing.peers), healed=True)
 
 
 def _tell(run: Run, before: int, seconds: float) -> None:

@@ -76,10 +76,14 @@ class Run:
     """How another member was lost, until the rest has met again."""
     arrivals: bool = False
     """Whether somebody waits to join."""
+    secured: bool = False
+    """Whether there is a checkpoint to begin from, or no need for one."""
     newcomer: bool = False
     """Whether this member's state is not worth anything yet."""
     lead: Callable[[], None] = lambda: None
     """Called in every new generation: whoever is the first one leads."""
+    rebuild: Callable[[], Strategy] = field(init=False)
+    """Set up the strategy anew, for the members there are now."""
     share_cores: Callable[[int], None] = lambda _members: None
     """Divide this machine's cores among so many."""
     _logged_at: int = -1
@@ -205,6 +209,12 @@ class Run:
                 self.writer.finish(self.version)
         self.tell()
 
+    def secure(self) -> None:
+        """Where a part of the state may be lost with its holder, there is a first checkpoint."""
+        if self.comm.elastic and not (self.strategy.alone or self.secured or self.version):
+            self.save()
+        self.secured = True
+
     def save_last_words(self) -> None:
         """A run that breaks off leaves its last update behind, if this member has all of it."""
         if self.comm.index or not self.strategy.alone or self.version <= self.writer.saved:
@@ -218,7 +228,8 @@ class Run:
 
     def take_over(self) -> None:
         """Checkpoints are this member's affair now: what there is, another one has written."""
-        self._saved_at = self.writer.saved = max(self.shelf.versions(), default=0)
+        self._saved_at = max(self.shelf.versions(), default=-1)
+        self.writer.saved = max(self._saved_at, 0)
 
     def tell(self) -> None:
         """Pass on what was noticed where nobody could be told."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from echelon.core.config import Job
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
-from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
+from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts, set_up
 from echelon.loop.result import Result
 from echelon.loop.run import Run
 from echelon.loop.session import keep, refuse_other_data, threads, trained
@@ -60,9 +60,11 @@ def take_part(
     watchers = Observers(())
     with threads(job.threads, comm.count) as divide:
         here = assemble(job, task, comm, watchers)
-        with closing(here.strategy), watchers:
+        with ExitStack() as last, watchers:
+            last.callback(lambda: here.strategy.close())  # be it another one by then
             leading = _Leading(here, task, Store(store), run, observers, watchers)
             here.share_cores = divide
+            here.rebuild = lambda: set_up(job, task, comm, here.schedule, watchers)
             here.clerk = _Reporter(here)
             here.shelf.folder = store / run / CHECKPOINTS
             if resume:

@@ -28,11 +28,12 @@ def train(run: Run) -> str:
     while True:
         try:
             gather(run)
+            run.secure()
             reason = _epochs(run)
             run.finish()
             run.fellows.part()
             return reason
-        except PeerError as error:
+        except (PeerError, RuntimeError) as error:
             lost(run, error)
 
 

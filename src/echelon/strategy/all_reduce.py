@@ -69,7 +69,7 @@ class AllReduce(Synchronous):
             self._meets = looks_in_evaluation(self.model)
 
     def _join(self) -> None:
-        self._balanced = self._parallel.balance and self._comm.elastic
+        self._balanced = self._parallel.balance and self._comm.elastic and self.alone
         size = sum(p.numel() * p.element_size() for p in self._parameters)
         self._early = size >= EARLY
         self._hooks = [
@@ -226,11 +226,11 @@ class AllReduce(Synchronous):
             synchronise(self.model, self._peers, always=True)
         return agree(self._peers, words, blame(self._micro, self._loss_sum))
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         unsynchronise(self.model)
         for hook in self._hooks:
             hook.remove()
-        super().close()
+        super().let_go()
 
 
 def came_twice(name: str) -> str:

@@ -18,14 +18,14 @@ class Row(NamedTuple):
     kind: str
     axis: Axis | None
     elastic: bool = False
-    """Whether every member has all it needs to go on without the others."""
+    """Whether members can go on without one that is lost."""
 
 
 _ROWS = {
     "single": Row("single", "Single", None),
     "pipeline": Row("pipeline", "Pipeline", "pipeline"),
     "all_reduce": Row("all_reduce", "AllReduce", "data", elastic=True),
-    "sharded": Row("sharded", "Sharded", "sharded"),
+    "sharded": Row("sharded", "Sharded", "sharded", elastic=True),
     "tensor": Row("tensor", "Tensor", "tensor"),
 }
 
@@ -70,15 +70,20 @@ def can_do_without(job: Job) -> bool:
     return _ROWS[job.strategy].elastic and job.elastic.enabled is not False
 
 
-def arrangement(job: Job) -> dict[str, int]:
-    """Members along each axis, the outermost first."""
+def arrangement(job: Job, members: int | None = None) -> dict[str, int]:
+    """Members along each axis, the outermost first; `members` if there are not as many as planned.
+
+    Then there are fewer or more along `data`; where that does not come out even, all are along
+    the strategy's own axis.
+    """
     axis = _ROWS[job.strategy].axis
     if axis is None:
         return {}
-    if not job.mesh:
-        return {axis: job.workers}
-    order = ["data"] if axis == "data" else ["data", axis]
-    return {name: job.mesh.get(name, 1) for name in order}  # type: ignore[call-overload]
+    members = members or job.workers
+    along = job.mesh.get(axis, 1)
+    if not job.mesh or axis == "data" or members % along:
+        return {axis: members}
+    return {"data": members // along, axis: along}
 
 
 def build(

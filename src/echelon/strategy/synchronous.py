@@ -142,6 +142,12 @@ class Synchronous(ABC):
     def rejoin(self) -> None:
         raise TrainingError(f"{type(self).__name__} cannot go on with other members")
 
+    def held(self) -> tuple[int, int] | None:
+        return None
+
+    def lend(self, holders: Any) -> None:  # noqa: ARG002
+        raise TrainingError(f"{type(self).__name__} has nothing to lend")
+
     def balance(self) -> Sequence[float]:
         return [1.0]
 
@@ -172,9 +178,12 @@ class Synchronous(ABC):
         self._scaler.load_state_dict(state["scaler"])
         self.version = state["version"]
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         self._clear()
         release(self.model)
+
+    def close(self) -> None:
+        self.let_go()
         self._comm.close()
 
     # What a strategy does its own way.

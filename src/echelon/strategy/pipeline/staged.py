@@ -138,9 +138,9 @@ class Staged(Synchronous):
         members = [replica * self._places + place for replica in replicas for place in places]
         return self._comm.collective(members, device=self._numerics.device)
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         unsynchronise(self.model)
-        super().close()
+        super().let_go()
 
     def _weights(self) -> dict[str, Tensor]:
         whole = self.model.state_dict()

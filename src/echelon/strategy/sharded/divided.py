@@ -27,6 +27,12 @@ class Divided(Synchronous):
     _shards: Collective
     """Those that hold one model between them."""
 
+    def held(self) -> tuple[int, int] | None:
+        return self._shards.index, self._shards.count
+
+    def lend(self, holders: Collective) -> None:
+        self._shards = holders
+
     @abstractmethod
     def _held(self) -> list[Piece]:
         """This member's pieces, one for each trained parameter."""

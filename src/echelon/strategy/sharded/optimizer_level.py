@@ -70,6 +70,12 @@ class OptimizerLevel(AllReduce):
             self._slabs.share(self._shards)
         self._release()
 
+    def held(self) -> tuple[int, int] | None:
+        return self._shards.index, self._shards.count
+
+    def lend(self, holders: Collective) -> None:
+        self._shards = holders
+
     def _optimizer_state(self) -> dict[str, Any]:
         return whole_state(super()._optimizer_state(), self._slabs.pieces, self._shards, gathered)
 
@@ -82,7 +88,7 @@ class OptimizerLevel(AllReduce):
         for piece in self._slabs.pieces:
             piece.local.grad = None
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         if isinstance(self._task.model, nn.Module):
             self._slabs.let_go(self._parameters)
-        super().close()
+        super().let_go()

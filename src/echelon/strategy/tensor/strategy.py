@@ -160,6 +160,6 @@ class Tensor(AllReduce):
     def _load_optimizer_state(self, state: dict[str, Any]) -> None:
         super()._load_optimizer_state(own_state(state, self._cuts, self._team.index))
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         restore(self.model)
-        super().close()
+        super().let_go()
