@@ -86,6 +86,16 @@ def _penalties(section: OptimizerSection) -> dict[str, float]:
     return {"weight_decay": l2, "l1": l1, "l2": 0.0, "decay": 0.0}
 
 
+_WRONG_IN_HALVES = ("sgd", "momentum", "nesterov")
+"""torch 2.13's fused kernel on CPU is: 0.2 to 0.5 off after three steps on bf16 parameters, where
+the plain one is 0.01."""
+
+
 def _has_fused_kernel(name: str, parameters: Iterable[nn.Parameter]) -> bool:
     devices = {"cpu"} if name == "adagrad" else {"cpu", "cuda"}
-    return all(torch.is_floating_point(p) and p.device.type in devices for p in parameters)
+    return all(
+        torch.is_floating_point(p)
+        and p.device.type in devices
+        and not (name in _WRONG_IN_HALVES and p.device.type == "cpu" and p.itemsize < 4)
+        for p in parameters
+    )
