@@ -58,6 +58,7 @@ def _meet_again(run: Run) -> None:
     else:
         start_over(run, mine)
     run.newcomer = False
+    run.met_again()
     run.lead()
     if run.comm.index == 0 and not came:
         _tell(run, before, time.perf_counter() - began)

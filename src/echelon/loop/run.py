@@ -91,6 +91,7 @@ class Run:
     _seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
     _evaluated_at: int = -1
+    _best_at: int = -1
     _saved_at: int = -1
 
     def __post_init__(self) -> None:
@@ -182,15 +183,23 @@ class Run:
         self.due_at = 0
 
     def evaluate(self) -> None:
-        if self.valid is None or self._evaluated_at == self.version:
+        """Look at the held-out samples, unless that was done at this version."""
+        if self.valid is None:
             return
-        self.evaluation = self._look()
-        self._evaluated_at = self.version
-        values = self.evaluation.values
-        self.observer.evaluated(self.version, values)
-        self.schedule.observe(values["loss"])
-        better = self.early.observe(values[self.job.stop.metric])
-        if better and self.job.checkpoint.best:
+        if self._evaluated_at != self.version:
+            self.evaluation = self._look()
+            self._evaluated_at = self.version
+            values = self.evaluation.values
+            self.observer.evaluated(self.version, values)
+            self.schedule.observe(values["loss"])
+            if self.early.observe(values[self.job.stop.metric]):
+                self._best_at = self.version
+        if self._best_at == self.version and self.job.checkpoint.best:
+            self._save_best()
+
+    def _save_best(self) -> None:
+        """Also again, if another member was lost before it was done."""
+        if self._saved_at != self.version:
             self.save()
             if self.comm.index == 0:
                 self.writer.mark_best(self.version)
@@ -203,7 +212,7 @@ class Run:
                 self.comm.pulse(self.version + 1, "saving")
                 cut = self.cut()
                 self._saved_at = self.version
-                if first:
+                if first and self.writer.saved != self.version:
                     (self.writer.save_now if last else self.writer.save)(self.version, cut)
             elif first and last:
                 self.writer.finish(self.version)
@@ -228,8 +237,14 @@ class Run:
 
     def take_over(self) -> None:
         """Checkpoints are this member's affair now: what there is, another one has written."""
-        self._saved_at = max(self.shelf.versions(), default=-1)
-        self.writer.saved = max(self._saved_at, 0)
+        self.writer.saved = max(self.shelf.versions(), default=0)
+
+    def met_again(self) -> None:
+        """In a new generation all know the same, so that all do the same: what is kept apart by
+        each, and not by who was healed, is forgotten."""
+        self._saved_at = -1
+        if self.evaluation is not None:
+            self.evaluation = Evaluation(self.evaluation.values, {}, 0)
 
     def tell(self) -> None:
         """Pass on what was noticed where nobody could be told."""
@@ -268,6 +283,7 @@ class Run:
                 "seconds": self.seconds,
                 "early": self.early.state_dict(),
                 "evaluated_at": self._evaluated_at,
+                "best_at": self._best_at,
                 "values": self.evaluation.values if self.evaluation else None,
                 "stop": self.job.stop.model_dump(mode="json"),
                 "left_out": [list(lease) for lease in self.left_out],
@@ -283,11 +299,12 @@ class Run:
         if loop["stop"] != self.job.stop.model_dump(mode="json"):
             self.early.should_stop = None  # another rule, another judgement
         self.left_out = [Lease(*lease) for lease in loop["left_out"]]
-        self.version = self._saved_at = self.writer.saved = cut["strategy"]["version"]
+        self.version = self._saved_at = cut["strategy"]["version"]
+        self.writer.saved = min(self.writer.saved, self.version) if healed else self.version
         self.epoch = loop["epoch"]
         self.meter = Meter(loop["samples"])
         self._seconds, self._started = loop["seconds"], time.perf_counter()
-        self._evaluated_at = loop["evaluated_at"]
+        self._evaluated_at, self._best_at = loop["evaluated_at"], loop.get("best_at", -1)
         if loop["values"]:
             self.evaluation = Evaluation(loop["values"], {}, 0)
         if not healed:
