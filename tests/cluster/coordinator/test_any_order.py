@@ -107,7 +107,9 @@ class Run(RuleBasedStateMachine):
     @rule(data=st.data(), commits=st.booleans())
     def a_lease_is_committed_or_given_back(self, data: st.DataObject, commits: bool) -> None:
         actor = self.pick(data, connected=True)
-        held = [lease for id_, lease in self.scene.desk.leases.owners() if actor and id_ == actor.id]
+        held = [
+            lease for id_, lease in self.scene.desk.leases.owners() if actor and id_ == actor.id
+        ]
         if actor and held:
             lease = data.draw(st.sampled_from(held))
             stop = data.draw(st.integers(lease.start + 1, lease.stop))
@@ -187,9 +189,7 @@ class Run(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject, connected: bool | None = None) -> Actor | None:
         found = [
-            actor
-            for actor in self.actors
-            if actor.alive and connected in (None, actor.connected)
+            actor for actor in self.actors if actor.alive and connected in (None, actor.connected)
         ]
         return data.draw(st.sampled_from(found)) if found else None
 

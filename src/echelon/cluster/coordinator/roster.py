@@ -116,7 +116,7 @@ class Roster:
     def beat(self, member: Member, now: float, message: Message) -> float:
         """Take note of a beat; returns how long a step took that ended with it, else 0."""
         gap = now - member.heard
-        member.gap += 0.2 * (min(gap, _LONGEST_GAP) - member.gap)
+        member.gap += 0.3 * (min(gap, _LONGEST_GAP) - member.gap)
         cpu = message.get("cpu")
         if cpu is not None and member.cpu is not None and gap > 0:
             member.busy = cpu - member.cpu >= BUSY * gap
