@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
+class RunEnded(TrainingError):
+    """The run is over for all: what ended it is another one's to tell, if it was a member."""
+
+
 class ElasticGroup:
     """This member among those of the present generation.
 
@@ -108,7 +112,7 @@ class ElasticGroup:
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
         self._leave_group()
         if self._ended is not None:
-            raise TrainingError(self._ended)
+            raise RunEnded(self._ended)
         why = "" if lost is None else str(lost)
         # From now on orders are about the next generation. One for the last that comes just here
         # makes the next a short one, and does no other harm.
@@ -116,7 +120,7 @@ class ElasticGroup:
         try:
             found = self._liaison.arrive(self._number, progress, why)
         except PeerError as error:
-            raise TrainingError(self._ended or str(error)) from None
+            raise RunEnded(self._ended or str(error)) from None
         self._enter(found)
         return self._healing(found)
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from echelon.cluster.crew import Child, Crew
+from echelon.cluster.elastic_group import RunEnded
 from echelon.cluster.keeper import Keeper
 from echelon.cluster.pulse import Pulses
 from echelon.cluster.supervisor import TERM_SECONDS, Supervisor
@@ -37,7 +38,8 @@ class LenientSupervisor(Supervisor):
         if self.result:
             return None
         raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
-        return verdict(raised or self.ends, self.seen, self.forwarded)
+        own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
+        return verdict(own or raised or self.ends, self.seen, self.forwarded)
 
     def _watch_more(self) -> None:
         self._register(self._keeper.handle, self._replace)
