@@ -3,11 +3,15 @@ costs is not hidden behind a step that was under way."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import models
+from .stamps import StampedAdamW
 from .work import LR, SEED
 
 MEMBERS = 3
@@ -30,8 +34,8 @@ def data() -> tuple[Tensor, Tensor]:
     return pattern[y] + torch.randn(SAMPLES, 1, 28, 28, generator=draw), y
 
 
-def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=LR, fused=True)
+def optimizer(parameters: Iterable[nn.Parameter], stamps: Path) -> torch.optim.Optimizer:
+    return StampedAdamW(parameters, stamps, LR)
 
 
 def loss(output: Tensor, y: Tensor) -> Tensor:

@@ -21,8 +21,11 @@ _LOOK = 0.02
 class Run:
     """The processes behind one command, as far as their stamps tell of them."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stamps: Path, printed: Path) -> None:
-        self._process, self._stamps, self._printed = process, stamps, printed
+    def __init__(
+        self, command: str, process: subprocess.Popen[bytes], stamps: Path, printed: Path
+    ) -> None:
+        self._command, self._process = command, process
+        self._stamps, self._printed = stamps, printed
 
     def stamps(self) -> list[Stamp]:
         return read_stamps(self._stamps)
@@ -38,25 +41,25 @@ class Run:
             time.sleep(_LOOK)
 
     def _fail(self, how: str) -> None:
-        raise SideFailed(f"{self._process.args} {how}; it printed:\n{tail(self._printed)}")
+        raise SideFailed(f"{self._command} {how}; it printed:\n{tail(self._printed)}")
 
 
 @contextmanager
-def running(command: Sequence[str], folder: Path, stamps: Path) -> Iterator[Run]:
-    """`python -m …` in a session of its own."""
+def running(command: Sequence[str], folder: Path, stamps: Path, **variables: str) -> Iterator[Run]:
+    """`python -m …` in a session of its own, with these variables set."""
     printed = folder / "printed"
     with printed.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=folder,
-            env=environment(),
+            env=environment() | variables,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
         try:
-            yield Run(process, stamps, printed)
+            yield Run(" ".join(command[:2]), process, stamps, printed)
         finally:
             end(process)
 

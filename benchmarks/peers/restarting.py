@@ -15,17 +15,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from . import fault_work
-from .stamps import stamp_steps
 
 
 def main() -> None:
     """Until it is ended."""
     stamps, checkpoint = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
-    stamp_steps(stamps)
     dist.init_process_group("gloo")
     model = fault_work.model()
-    optimizer = fault_work.optimizer(list(model.parameters()))
+    optimizer = fault_work.optimizer(model.parameters(), stamps)
     first = _resumed(checkpoint, model, optimizer)
     replica = DistributedDataParallel(model)
     x, y = fault_work.data()

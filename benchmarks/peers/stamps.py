@@ -1,4 +1,4 @@
-"""Who applied which update when: one line per optimizer step, written by the same hook everywhere.
+"""Who applied which update when: one line per optimizer step, written by the same hand everywhere.
 
     moment pid step        the clock that all processes of a machine share; as Adam counts steps
 
@@ -7,13 +7,16 @@ Lines are short and appended by one system call each, so processes need not know
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+import torch
+from torch import nn
+from torch.optim import AdamW
 
 
 class Stamp(NamedTuple):
@@ -24,23 +27,27 @@ class Stamp(NamedTuple):
     step: int
 
 
-def stamp_steps(path: Path) -> None:
-    """From now on every step of every optimizer of this process, and of its forks, is written."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+class StampedAdamW(AdamW):
+    """Writes down every step it has made, in this process and in its forks.
 
-    def stamp(optimizer: Optimizer, *_: Any) -> None:
-        step = int(next(iter(optimizer.state.values()))["step"])
-        os.write(handle, b"%.6f %d %d\n" % (time.monotonic(), os.getpid(), step))
+    The step is called without what torch wraps around it: that would import torch's compiler
+    when a process makes its first step, and so be measured where the time to it is.
+    """
 
-    register_optimizer_step_post_hook(stamp)
+    def __init__(self, parameters: Iterable[nn.Parameter], path: Path, lr: float) -> None:
+        super().__init__(parameters, lr=lr, fused=True)
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            inspect.unwrap(AdamW.step)(self, closure)
+        step = int(next(iter(self.state.values()))["step"])
+        os.write(self._handle, b"%.6f %d %d\n" % (time.monotonic(), os.getpid(), step))
 
 
 def read_stamps(path: Path) -> list[Stamp]:
     """What was written so far, in the order in which it was."""
     if not path.exists():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    return [
-        Stamp(float(at), int(pid), int(step))
-        for at, pid, step in map(bytes.split, whole.splitlines())
-    ]
+    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    return [Stamp(float(at), int(pid), int(step)) for at, pid, step in map(bytes.split, whole)]
