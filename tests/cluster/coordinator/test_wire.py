@@ -46,7 +46,7 @@ def answer_to(coordinator: Coordinator, data: bytes, *, proven: bool = False) ->
 
 
 def hello(**more: Any) -> bytes:
-    who = {"pid": os.getpid(), "host": "x", "name": "x", "generation": 0, "version": 1}
+    who = {"pid": 4711, "host": "x", "name": "x", "generation": 0, "version": 1}
     return encode("hello", **{"role": "trainer", **who, **more})
 
 
