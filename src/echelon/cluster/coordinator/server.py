@@ -101,11 +101,17 @@ class Server:
         self._desk.tick(now)
         self.read_up(now)
         for member in self._partitions.over(now):
-            line = self._by_member.get(member)
-            if line is not None and self._desk.roster.get(member) is None:
-                self._expel(now, line, member)
+            self._reunite(now, member)
         self._board.tick(now)
         self._post.tick(now)
+
+    def _reunite(self, now: float, member: int) -> None:
+        """A member that was cut off: what either said meanwhile has to be said again."""
+        line = self._by_member.get(member)
+        if line is not None and self._desk.roster.get(member) is None:
+            self._expel(now, line, member)
+        elif line is not None:
+            self._board.close(now, line)
 
     def _greeted(self, now: float, line: Line, message: Message) -> None:
         check(message)
