@@ -43,6 +43,8 @@ class Scene:
         """Members there ever were."""
         self.order: list[int] = []
         """The members of the last generation."""
+        self.began = 0
+        """The version at which it began."""
         self.version = 0
         self.coordinator: int | None = None
         self.events: list[Entry] = []
@@ -80,7 +82,7 @@ class Scene:
         elif kind == "lost":
             self.living.pop(entry["member"], None)
         elif kind == "generation":
-            self.order = entry["members"]
+            self.order, self.began = entry["members"], entry["version"]
         elif kind == "coordinator":
             self.coordinator = entry["pid"]
         elif kind == "rolled_back":
