@@ -57,6 +57,7 @@ class Coordinator:
 
     def __init__(self, folder: Path, expected: int = 1, min_workers: int = 1) -> None:
         self.path = folder / "journal.jsonl"
+        self.log = folder / "stderr"
         self.key = secrets.token_bytes(32)
         self.settings = Settings(
             key=self.key,
@@ -77,11 +78,13 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self.listener.close()
+        print(self.log.read_text())  # shown if the test fails
 
     def start(self) -> None:
         self.pid = fork(self._serve)
 
     def _serve(self) -> None:
+        sys.stderr = self.log.open("a", buffering=1)
         past = list(entries(self.path))
         with Journal(self.path) as journal:
             serve(self.listener, self.settings, journal, past, ("127.0.0.1", 7))

@@ -107,12 +107,12 @@ def test_whoever_is_too_slow_is_let_go_and_may_try_again(coordinator: Coordinato
 
 
 def test_a_wrong_key_is_told_to_the_one_who_has_it_and_logged_once(
-    capfd: pytest.CaptureFixture[str], coordinator: Coordinator
+    coordinator: Coordinator,
 ) -> None:
     for _ in range(3):
         with pytest.raises(Refused, match="wrong key: this is another run's join string"):
             Trainer(coordinator, key=bytes(32))
-    assert capfd.readouterr().err.count("wrong key") == 1
+    assert coordinator.log.read_text().count("wrong key") == 1
 
 
 def test_the_key_never_crosses_the_wire_and_old_answers_are_of_no_use(
