@@ -1,7 +1,8 @@
 """Keeps a coordinator running: if it ends, another one takes over where its journal ends.
 
 The listening socket belongs to the supervisor. Members that reach out while there is no coordinator
-wait in its queue, and find the next one at the same address.
+wait in its queue, and find the next one at the same address. The store where the members of a
+generation find each other is the supervisor's own: it outlives coordinators.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ class Keeper:
 
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._listener = socket.create_server((office.address, 0), backlog=_BACKLOG)
+        self._listener = _listen(office)
         self.port: int = self._listener.getsockname()[1]
+        self._meeting: socket.socket | None = _listen(office)
+        self._store_at = (office.address, int(self._meeting.getsockname()[1]))
+        self._store: TCPStore | None = None
         self.pid = 0
         self.handle = -1
         """Its pidfd: readable once it has ended."""
@@ -63,8 +67,22 @@ class Keeper:
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _live(self._office, self._listener, besides, supervisor)
+            _live(self._office, self._listener, self._store_at, besides, supervisor)
         self.handle = os.pidfd_open(self.pid)
+
+    def serve_store(self) -> None:
+        """To be called once all members are forked: it brings a thread with it."""
+        assert self._meeting is not None
+        host, port = self._store_at
+        meeting, self._meeting = self._meeting.detach(), None
+        self._store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=10),
+            master_listen_fd=meeting,
+        )
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -80,6 +98,9 @@ class Keeper:
     def close(self) -> None:
         """End it, and let nobody reach out any more."""
         self._listener.close()
+        self._store = None
+        if self._meeting is not None:
+            self._meeting.close()
         if not self.pid:
             return
         self.signal(signal.SIGTERM)
@@ -92,8 +113,16 @@ class Keeper:
         self.reap()
 
 
+def _listen(office: Office) -> socket.socket:
+    return socket.create_server((office.address, 0), backlog=_BACKLOG)
+
+
 def _live(
-    office: Office, listener: socket.socket, besides: Callable[[], None], supervisor: int
+    office: Office,
+    listener: socket.socket,
+    store: tuple[str, int],
+    besides: Callable[[], None],
+    supervisor: int,
 ) -> NoReturn:
     code = 1
     try:
@@ -101,7 +130,7 @@ def _live(
         os.setpgid(0, 0)
         besides()
         signals.as_new()
-        _serve(office, listener)
+        _serve(office, listener, store)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -110,21 +139,7 @@ def _live(
         os._exit(code)
 
 
-def _serve(office: Office, listener: socket.socket) -> None:
+def _serve(office: Office, listener: socket.socket, store: tuple[str, int]) -> None:
     past = list(entries(office.journal)) if office.journal.exists() else []
-    socket_of_store = socket.create_server((office.address, 0), backlog=_BACKLOG)
-    port = socket_of_store.getsockname()[1]
-    store = TCPStore(
-        office.address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=10),
-        master_listen_fd=socket_of_store.detach(),
-    )
-    journal = Journal(office.journal)
-    try:
-        serve(listener, office.settings, journal, past, (office.address, port))
-    finally:
-        journal.close()
-        del store
+    with Journal(office.journal) as journal:
+        serve(listener, office.settings, journal, past, store)

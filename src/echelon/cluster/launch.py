@@ -48,6 +48,7 @@ def launch(
         if keeper is None:
             supervisor = Supervisor(crew, pulses, signals.reader, deadline)
         else:
+            keeper.serve_store()
             supervisor = LenientSupervisor(crew, pulses, signals.reader, deadline, keeper)
         supervisor.watch()
     error = supervisor.verdict()

@@ -1,0 +1,56 @@
+"""Members and coordinators are lost under a live run: it ends as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from tests.cluster.elastic import STEPS, difference, proved, running, undisturbed
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory, forked_commands: None) -> dict[str, Tensor]:
+    del forked_commands
+    return undisturbed(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_member_costs_neither_a_sample_nor_the_result(
+    tmp_path: Path, weights: dict[str, Tensor], victim: int
+) -> None:
+    with running(tmp_path, workers=3) as run:
+        run.reach(10)
+        os.kill(run.pid(victim), signal.SIGKILL)
+        run.go()
+        output, errors = run.end(0)
+    assert f"{STEPS} steps" in output
+    assert "Traceback" not in errors
+    (loss,) = run.said("lost", member=victim)
+    assert loss["how"] == "killed"
+    (recovery,) = run.said("recovered")
+    assert recovery["lost_steps"] == 0
+    assert difference(tmp_path, weights) < 1e-5
+    assert f"member {victim} lost" in "\n".join(proved(tmp_path))
+
+
+def test_a_killed_coordinator_is_replaced_and_missed_by_nobody(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    with running(tmp_path, workers=2) as run:
+        run.reach(10)
+        os.kill(run.said("coordinator")[0]["pid"], signal.SIGKILL)
+        run.wait("coordinator", again=True)
+        run.go()
+        _, errors = run.end(0)
+    assert "the coordinator ended (signal 9); another one takes over" in errors
+    assert len(errors.splitlines()) == 1, errors
+    assert len(run.said("generation")) == 1, "the members went on as they were"
+    assert {entry["how"] for entry in run.said("lost")} == {"left"}, "when they were done"
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
