@@ -76,6 +76,8 @@ def test_nothing_is_left_open_running_or_changed() -> None:
             raise ValueError("as planned")
         return {}
 
+    children = Path("/proc/thread-self/children").read_text
+    alive = children()
     before = descriptors(), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     failing = False
@@ -86,8 +88,7 @@ def test_nothing_is_left_open_running_or_changed() -> None:
     now = descriptors(), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert now == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == alive
 
 
 def test_it_works_where_the_end_of_children_is_ignored() -> None:
@@ -103,9 +104,13 @@ def test_a_member_holds_no_descriptor_of_others() -> None:
     seen = Counters(3)
     before = {name for name, _ in descriptors()}
 
-    def work(member: Member) -> dict[str, Any]:
+    def held() -> int:
         mine = [d for d in descriptors() if d[0] not in before and "[eventpoll]" not in d[1]]
-        seen[member.place.index] = len(mine)
+        return len(mine)
+
+    def work(member: Member) -> dict[str, Any]:
+        # The least of several looks: a thread may just be opening something for a moment.
+        seen[member.place.index] = min(held() for _ in range(20) if time.sleep(0.01) is None)
         return {}
 
     launch(3, work, deadline=5)

@@ -98,7 +98,7 @@ def test_a_run_without_any_finite_update_ends() -> None:
 def test_weights_that_are_not_finite_are_never_saved() -> None:
     wild = {"name": "adamw", "lr": 3e38}
     # Whichever comes first: the next update fails on these weights, or they are found in the copy.
-    with pytest.raises(NonFiniteError, match="is nan|this checkpoint is not written"):
+    with pytest.raises(NonFiniteError, match=r"is nan|this checkpoint is not written"):
         train(task(), optimizer=wild, checkpoint={"every": 1}, evaluate={"every": "never"})
     assert not list(Path("runs").glob("*/checkpoints/step-*"))
 

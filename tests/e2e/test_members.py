@@ -120,7 +120,7 @@ def test_members_need_not_import_their_strategy_each(monkeypatch: pytest.MonkeyP
         raise Launched(*[name for name in sys.modules if name.startswith("echelon.strategy.")])
 
     monkeypatch.delitem(sys.modules, "echelon.strategy.all_reduce", raising=False)
-    monkeypatch.setattr(start, "launch", launch)
+    monkeypatch.setattr(start, "launch_elastic", launch)
     with pytest.raises(Launched) as caught:
         train(task(), **TWO)
     assert "echelon.strategy.all_reduce" in caught.value.args

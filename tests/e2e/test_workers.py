@@ -103,7 +103,8 @@ def test_ctrl_c_ends_every_process_with_a_checkpoint_to_go_on_from(tmp_path: Pat
 
 def killed(folder: Path, *settings: str) -> tuple[int, str]:
     """A run whose second member is killed: the member's pid, and what is said of it."""
-    with start("train", *PLAIN, *settings, *LONG, "-q", folder=folder) as run:
+    given = (*PLAIN, *settings, *LONG, "elastic.enabled=false")
+    with start("train", *given, "-q", folder=folder) as run:
         wait_for(lambda: shelf(folder).versions(), run)
         pids = members(run)
         os.kill(pids[1], signal.SIGKILL)
@@ -128,7 +129,7 @@ def test_a_killed_member_is_named_and_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_frozen_member_is_named_when_the_deadline_is_over(tmp_path: Path) -> None:
-    settings = (*PLAIN, *TWO, *LONG, "sync.deadline=3")
+    settings = (*PLAIN, *TWO, *LONG, "sync.deadline=3", "elastic.enabled=false")
     with start("train", *settings, "-q", folder=tmp_path) as run:
         wait_for(lambda: shelf(tmp_path).versions(), run)
         pids = members(run)

@@ -39,7 +39,8 @@ class LenientSupervisor(Supervisor):
             return None
         raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
         own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
-        return verdict(own or raised or self.ends, self.seen, self.forwarded)
+        judged = own or raised or self.ends
+        return verdict(judged, self.seen, self.forwarded, self._crew.count)
 
     def _watch_more(self) -> None:
         self._register(self._keeper.handle, self._replace)

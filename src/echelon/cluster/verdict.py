@@ -74,18 +74,22 @@ class End:
 
 
 def verdict(
-    ends: Sequence[End], seen: Mapping[int, tuple[Beat, float]], forwarded: Sequence[int]
+    ends: Sequence[End],
+    seen: Mapping[int, tuple[Beat, float]],
+    forwarded: Sequence[int],
+    count: int | None = None,
 ) -> BaseException | None:
     """The one error to raise, or None if all went well.
 
     `seen` has each member's last sign of life when the first failure was noticed, and how many
-    seconds old it was then; `forwarded` the signals that were passed on to the members.
+    seconds old it was then; `forwarded` the signals that were passed on to the members. `count`
+    is how many members there were, if not all of them are to be judged.
     """
     failures = sorted((end for end in ends if end.failed), key=lambda end: end.rank)
     causes = [end for end in failures if end.rank[0] < 2]
     broken = [end for end in causes if not end.interrupted]
     if broken:
-        return _blamed(broken[0], len(ends))
+        return _blamed(broken[0], count or len(ends))
     if any(end.finished for end in ends if end.index == 0):
         return None  # whoever still missed a peer missed one that was done
     cut_short = len(forwarded) > 1 or any(-end.status in forwarded for end in ends)
