@@ -91,7 +91,8 @@ class ElasticGroup:
     @property
     def asked(self) -> int:
         """The coordinator's wish comes from another thread, so it is kept apart from our own."""
-        return self._own | (Ask.REGROUP if self._wanted else 0)
+        called = self._wanted or self._halt.why is not None  # nobody waits who is alone
+        return self._own | (Ask.REGROUP if called else 0)
 
     @asked.setter
     def asked(self, value: int) -> None:
@@ -166,10 +167,11 @@ class ElasticGroup:
     def _healing(self, found: Generation) -> Healing:
         if found.source is None:
             return Healing()
-        chosen = [found.source, *found.behind]
+        chosen, sends = [found.source, *found.behind], found.index == found.source
         if found.index not in chosen:
             return Healing()
-        return Healing(self._present().collective(chosen), found.index == found.source)
+        peers = self._present().collective(chosen) if found.behind else None
+        return Healing(peers, sends, found.anew and sends)
 
     def _order(self, why: str, urgent: bool) -> None:
         """Called by the liaison's thread: the coordinator wants another generation."""

@@ -88,6 +88,8 @@ class Healing(NamedTuple):
     """Whoever is ahead, and those who are behind."""
     sends: bool = False
     """Whether this member is the one who is ahead."""
+    anew: bool = False
+    """Whether nobody has the run's state: this member has to begin where a checkpoint ends."""
 
 
 class Comm(Protocol):

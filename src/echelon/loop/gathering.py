@@ -16,7 +16,7 @@ from echelon.core.protocols import Healing
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
-from echelon.loop.starting_over import holding, start_over
+from echelon.loop.starting_over import go_back, holding, start_over
 
 SLOW = 1.5
 """A member so much slower than the others is worth a word."""
@@ -69,6 +69,8 @@ def _rejoin(run: Run, healing: Healing) -> None:
     """Each has all of the state: only whoever is behind needs another one's."""
     run.strategy.rejoin()
     run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
+    if healing.anew:
+        go_back(run)
     if healing.peers is None:
         return
     if healing.sends:

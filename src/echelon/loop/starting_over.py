@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from echelon.comm.group import Group
+from echelon.core.errors import TrainingError
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
@@ -55,6 +56,15 @@ def start_over(run: Run, mine: Holding) -> None:
         run.comm.rolled_back(run.version, "a part of the state was lost with its only holder")
         if run.comm.index == 0:
             run.notice(f"went back from step {before} to the checkpoint of step {run.version}")
+
+
+def go_back(run: Run) -> None:
+    """Nobody who is here has the run's state: begin where the last checkpoint ends."""
+    if run.shelf.versions():
+        run.load(run.shelf.load("last"), healed=True)
+    elif run.version:
+        raise TrainingError("nobody has the state of this run any more, nor is there a checkpoint")
+    run.comm.rolled_back(run.version, "the state was lost with its last holder")
 
 
 def holders(found: Sequence[Holding]) -> list[int]:

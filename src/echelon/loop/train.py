@@ -29,7 +29,8 @@ def train(run: Run) -> str:
         try:
             gather(run)
             run.secure()
-            reason = _epochs(run)
+            if (reason := _epochs(run)) is None:
+                continue
             run.finish()
             run.fellows.part()
             return reason
@@ -37,7 +38,8 @@ def train(run: Run) -> str:
             lost(run, error)
 
 
-def _epochs(run: Run) -> str:
+def _epochs(run: Run) -> str | None:
+    """Why it is over; None if members are to meet first, after which all may be different."""
     if reason := run.over():
         return reason
     for epoch in itertools.count(run.epoch):
@@ -47,7 +49,8 @@ def _epochs(run: Run) -> str:
         while run.ledger.remaining(epoch):
             if reason := _pass(run, epoch):
                 return reason
-            gather(run)
+            if run.gathering:
+                return None
         if reason := run.epoch_done():
             return reason
     raise AssertionError("epochs never end by themselves")

@@ -180,7 +180,8 @@ class Actuators:
         if leader is None or self.effects or self._is_awaited():
             raise NotYet("it is not quiet enough to fill the disk")
         if max(self._shelf.versions(), default=0) <= self._scene.began:
-            raise NotYet("no checkpoint was written since the members met")  # what it needs is there
+            # The memory for meeting over a checkpoint is made with the first one.
+            raise NotYet("no checkpoint was written since the members met")
         deed.members, deed.pids = [leader], [self._scene.living[leader]]
         self.effects.append(FullDisk(deed, self._shelf, self._said_since))
 

@@ -19,6 +19,8 @@ _COMMITS = 0.1
 """Seconds between two frames of records, so that quick steps are not slowed by telling of them."""
 _SOONEST, _LATEST = 0.02, 0.5
 """Seconds between two attempts to connect."""
+_GONE = 5.0
+"""Seconds for which a connection may be refused."""
 _LAST = 20.0
 """Seconds in which an attempt to connect is over."""
 
@@ -170,11 +172,13 @@ class Conversation:
                 return
 
     def _check(self, began: float, error: Exception) -> None:
-        if time.monotonic() - began > self._deadline:
+        # Its socket outlives a coordinator: where nobody listens, nobody will.
+        gone = isinstance(error, ConnectionRefusedError)
+        patience = min(_GONE, self._deadline) if gone else self._deadline
+        if time.monotonic() - began > patience:
             host, port = self._address
             raise PeerError(
-                f"the coordinator at {host}:{port} could not be reached for {self._deadline:g} s: "
-                f"{error}"
+                f"the coordinator at {host}:{port} could not be reached for {patience:g} s: {error}"
             )
 
     def _hang_up(self) -> None:

@@ -21,6 +21,8 @@ class Formation:
     source: int | None = None
     """The index of one that everybody can be healed from; None if nobody has to be."""
     behind: list[int] = field(default_factory=list)
+    anew: bool = False
+    """Whether nobody has the run's state: the source has to begin where a checkpoint ends."""
     version: int = 0
     """On record when it was formed."""
     store: tuple[str, int] = ("", 0)
@@ -39,6 +41,7 @@ class Formation:
             "version": self.version,
             "source": self.source,
             "behind": self.behind,
+            **({"anew": True} if self.anew else {}),
         }
 
     def frame(self, member: int) -> tuple[bytes, bytes]:
@@ -60,6 +63,7 @@ class Formation:
                 "name": f"generation-{self.number}",
                 "source": self.source,
                 "behind": self.behind,
+                "anew": self.anew,
                 "recorded": self.version,
             }
         )
@@ -69,12 +73,22 @@ def formed(
     number: int, members: Sequence[Member], version: int, store: tuple[str, int]
 ) -> Formation:
     """The generation of these members; whoever is behind is healed by the most advanced one."""
-    progress = [member.arrival.progress if member.arrival else [] for member in members]
+    progress = [_progress(member, version) for member in members]
+    people = [member.public() for member in members]
     best = max(progress)
+    if best < [0]:
+        others = list(range(1, len(members)))
+        return Formation(number, people, 0, others, True, version, store)
     behind = [index for index, made in enumerate(progress) if made < best]
     source = progress.index(best) if behind else None
-    people = [member.public() for member in members]
-    return Formation(number, people, source, behind, version, store)
+    return Formation(number, people, source, behind, False, version, store)
+
+
+def _progress(member: Member, version: int) -> list[int]:
+    """One that was given up and is back may have made updates that nobody knows of any more."""
+    made = member.arrival.progress if member.arrival else []
+    unknown = member.generation == 0 and made[:1] > [version]
+    return [-1] if unknown else made
 
 
 def chosen(here: Iterable[Member], before: Formation) -> list[Member]:

@@ -47,6 +47,8 @@ class Generation:
     behind: tuple[int, ...]
     recorded: int
     """The last version on record."""
+    anew: bool = False
+    """Whether nobody has the run's state, and the source has to read a checkpoint."""
 
 
 def read_generation(message: Message) -> Generation:
@@ -60,6 +62,7 @@ def read_generation(message: Message) -> Generation:
             name=message["name"],
             source=message["source"],
             behind=tuple(message["behind"]),
+            anew=message["anew"],
             recorded=message["recorded"],
         )
     except (KeyError, TypeError, ValueError):

@@ -10,8 +10,9 @@ class Partitions:
     def begin(self, member: int, until: float) -> None:
         self._until[member] = until
 
-    def has(self, member: int | None, now: float) -> bool:
-        return bool(self._until) and member is not None and now < self._until.get(member, now)
+    def has(self, member: int | None) -> bool:
+        """Until `over` has told of its end, so that nothing gets through before what was missed."""
+        return member in self._until
 
     def over(self, now: float) -> list[int]:
         """Those that end here."""

@@ -99,7 +99,15 @@ class _Reader:
         people = [self._people[member] for member in entry["members"]]
         number, behind = entry["number"], list(entry.get("behind", ()))
         self._desk.generations.restore(
-            Formation(number, people, entry.get("source"), behind, entry["version"], self._store)
+            Formation(
+                number,
+                people,
+                entry.get("source"),
+                behind,
+                entry.get("anew", False),
+                entry["version"],
+                self._store,
+            )
         )
         for id_ in entry["members"]:
             member = self._desk.roster.get(id_)

@@ -122,7 +122,7 @@ class Server:
             line.stage = Stage.SUPERVISOR
             line.put(encode("welcome", member=None, run=dict(self._desk.settings.run)))
             self._board.push(now, line)
-        elif self._partitions.has(message.get("member"), now):
+        elif self._partitions.has(message.get("member")):
             self._board.close(now, line)
         else:
             self._let_in(now, line, message)
@@ -144,7 +144,7 @@ class Server:
     def _heard(self, now: float, line: Line, message: Message) -> None:
         member = line.member
         assert member is not None
-        if self._partitions.has(member.id, now):
+        if self._partitions.has(member.id):
             return
         if self._desk.roster.get(member.id) is not member:
             self._expel(now, line, member.id)
@@ -180,13 +180,13 @@ class Server:
 
     def _send(self, now: float, member: int, parts: tuple[bytes, ...]) -> None:
         line = self._by_member.get(member)
-        if line is not None and not self._partitions.has(member, now):
+        if line is not None and not self._partitions.has(member):
             line.put(*parts)
             self._board.push(now, line)
 
     def _dismiss(self, now: float, member: int) -> None:
         self._watch.end(member)
-        if not self._partitions.has(member, now):
+        if not self._partitions.has(member):
             line = self._by_member.pop(member, None)
             if line is not None:
                 self._board.leave(now, line)

@@ -1,0 +1,41 @@
+"""Who has the run's state when members meet, and what if nobody has."""
+
+from __future__ import annotations
+
+from .scene import Scene
+
+
+def test_newcomers_that_are_left_alone_begin_where_a_checkpoint_ends() -> None:
+    scene = Scene(expected=1)
+    (zero,) = scene.together(1)
+    scene.commit(zero, (0, 0, 64, 1, 1))
+    new, newer = scene.hello(20), scene.hello(21)
+    scene.arrive(new, -1)
+    scene.arrive(newer, -1)
+    scene.desk.died(scene.now, zero)
+    scene.collect()
+    for member in (new, newer):
+        told = scene.told(member, "generation")[-1]
+        assert (told["source"], told["behind"], told["anew"]) == (0, [1], True)
+    scene.restart()
+    current = scene.desk.generations.current
+    assert (current.order, current.anew) == ([new.id, newer.id], True)
+
+
+def test_the_first_generation_begins_with_what_it_has() -> None:
+    scene = Scene(expected=1)
+    (zero,) = scene.together(1)
+    assert scene.told(zero, "generation")[-1]["anew"] is False
+
+
+def test_one_that_is_back_may_know_of_updates_that_nobody_else_does() -> None:
+    scene = Scene(expected=1)
+    (zero,) = scene.together(1)
+    scene.commit(zero, (0, 0, 64, 1, 1))
+    ahead, level = scene.hello(20), scene.hello(21)
+    scene.arrive(ahead, 2, 0)
+    scene.arrive(level, 1, 0)
+    scene.desk.died(scene.now, zero)
+    scene.collect()
+    told = scene.told(ahead, "generation")[-1]
+    assert (told["source"], told["behind"], told["anew"]) == (1, [0], False)
