@@ -31,6 +31,8 @@ def train(
 
     `task` is a `Task`, the name of a built-in one, or `path/to/file.py:function`. `settings` are
     the keys of a job: `epochs=3, batch_size=64, optimizer={"name": "adamw", "lr": 3e-4}`, …
+    `observers` see the run go by in the process that records it: with several workers that is one
+    of them, and what observers keep in lists stays there.
     `resume` continues an earlier run of the same task; what `settings` do not say is then as
     it was.
     """

@@ -34,7 +34,10 @@ class Remote:
 
     def sum_(self, tensor: Tensor) -> None:
         values = flat(tensor)
-        self._wire.end(self._wire.begin_sum(values))
+        sent = values.to(self._wire.device)  # NCCL takes nothing that lies elsewhere
+        self._wire.end(self._wire.begin_sum(sent))
+        if sent is not values:
+            values.copy_(sent)
         put_back(tensor, values)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
