@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor
 
 from echelon.cluster import supervisor
+from tests.cluster.elastic import undisturbed
 from tests.e2e.forks import serve
 
 
@@ -18,3 +20,10 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def forked_commands() -> None:
     """Commands begin with torch imported."""
     serve()
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory, forked_commands: None) -> dict[str, Tensor]:
+    """What the job of `elastic.py` ends on if nothing happens to it."""
+    del forked_commands
+    return undisturbed(tmp_path_factory.mktemp("alone"))

@@ -19,8 +19,9 @@ from tests.e2e.forks import Command
 STEPS, EPOCHS, BATCH, SAMPLES = 100, 5, 30, 600
 RUN = "digest-0001"
 
-# A step takes long enough to be disturbed in. At its 60th a member waits until there is a file
-# `go`: what is to happen by then has happened, however busy the machine is.
+# Sixty steps take longer than it takes until the journal tells of some of them. At its 60th a
+# member waits until there is a file `go`: so what is to happen to a run happens to one that is
+# under way, however busy the machine is.
 TASK = """
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ CALLS = 0
 def forward(model, batch):
     global CALLS
     CALLS += 1
-    time.sleep(0.002)
+    time.sleep(0.008)
     while CALLS == 60 and not Path("go").exists():
         time.sleep(0.005)
     return model(batch["x"])

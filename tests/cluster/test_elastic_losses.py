@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from tests.cluster.elastic import STEPS, difference, proved, running, undisturbed
+from tests.cluster.elastic import STEPS, difference, proved, running
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory, forked_commands: None) -> dict[str, Tensor]:
-    del forked_commands
-    return undisturbed(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -33,6 +33,11 @@ def serve() -> None:
     forkserver.ensure_running()
 
 
+def forks() -> multiprocessing.context.ForkServerContext:
+    """For processes that are no commands."""
+    return _FORKS
+
+
 class Command:
     """A command that runs, as `subprocess.Popen` shows one."""
 

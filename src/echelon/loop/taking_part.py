@@ -21,6 +21,7 @@ from echelon.loop.session import keep, refuse_other_data, threads, trained
 from echelon.task import prepare
 from echelon.track import Observers, Recorder, Store, exporter, try_report
 from echelon.track.exporters import check_exporters
+from echelon.track.text import warn
 
 EVERY = 0.2
 """Seconds between two reports of what is committed."""
@@ -70,7 +71,7 @@ def take_part(
             if resume:
                 here.load(here.shelf.load("last"))
             here.lead = leading.changed
-            comm.tell = here.notice  # while this member waits, the thread that hears it tells
+            comm.tell = leading.tell  # while this member waits, the thread that hears it tells
             here.newcomer = here.gathering = newcomer
             if resume and comm.index == 0:
                 leading.take_up()
@@ -104,6 +105,13 @@ class _Leading:
         self._store.resume(self._id, self._run.version)
         self._store.reconfigure(self._id, self._run.job.model_dump(mode="json"))
         keep(self._store.folder / self._id, self._run.job, self._task)
+
+    def tell(self, text: str) -> None:
+        """What a person should know: through those who watch, or directly where nobody does yet."""
+        if self.leads:
+            self._run.notice(text)
+        else:
+            warn(text)
 
     def changed(self) -> None:
         """There is a new generation."""

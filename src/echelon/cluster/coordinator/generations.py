@@ -246,12 +246,13 @@ class Generations:
         self._outbox.mail.append((member.id, self.current.frame(member.id)))
 
     def _remind(self, now: float) -> None:
-        """Whoever waits hears why, and that somebody is there."""
+        """Whoever waits hears why, and that somebody is there; who is to lead tells people."""
         self._reminded = now
         why = self._waiting()
+        leads = chosen(self._roster, self.current)[:1]
         for member in self._roster:
             if member.arrival is not None:
-                self._outbox.send(member.id, "waiting", why=why)
+                self._outbox.send(member.id, "waiting", why=why, tell=member in leads)
 
     def _waiting(self) -> str:
         if self._short is not None:

@@ -138,7 +138,7 @@ class Standing:
 
     def _waits(self, message: Message) -> None:
         """It is said every second, so that we know it is still so."""
-        if message["why"] != self._waiting:
+        if message["tell"] and message["why"] != self._waiting:
             self._waiting = message["why"]
             self._notice(self._waiting)
 
