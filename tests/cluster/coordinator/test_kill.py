@@ -251,6 +251,23 @@ def test_a_fatal_error_of_one_ends_the_run_for_the_others(tmp_path: Path) -> Non
         assert coordinator.ended() == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_fails_ends_the_liaison_and_says_so(tmp_path: Path) -> None:
+    with Coordinator(tmp_path) as coordinator, Trainer(coordinator, 0) as zero:
+        zero.liaison.arrive(0, [0], "start")
+        zero.orders = None  # type: ignore[assignment]
+        with Trainer(coordinator) as new:
+            thread = threading.Thread(target=_arrive_in_vain, args=(new,))
+            thread.start()
+            wait_for(lambda: zero.ends)
+            assert "the liaison broke down: AttributeError" in zero.ends[0]
+            with pytest.raises(PeerError, match="broke down"):
+                zero.liaison.arrive(1, [1], "x")
+            coordinator.kill(signal.SIGTERM)
+            new.liaison.close()
+            thread.join(DEADLINE)
+
+
 def test_sigterm_ends_a_coordinator_and_the_run_can_go_on_with_another(tmp_path: Path) -> None:
     with Coordinator(tmp_path) as coordinator, Trainer(coordinator, 0) as zero:
         zero.liaison.arrive(0, [0], "start")
@@ -272,6 +289,11 @@ def test_a_process_forked_by_a_member_does_not_hold_its_connection(tmp_path: Pat
         zero.liaison.close()
         wait_for(lambda: coordinator.written("lost"))
         assert "its connection broke" in coordinator.written("lost")[0]["why"]
+
+
+def _arrive_in_vain(trainer: Trainer) -> None:
+    with suppress(PeerError):
+        trainer.liaison.arrive(0, [0], "to take part")
 
 
 def _end(pid: int) -> None:

@@ -51,6 +51,16 @@ def test_one_of_another_host_is_given_up_when_its_beats_stay_out() -> None:
     assert lost(scene) == [(far.id, "silent")]
 
 
+def test_one_of_this_host_that_has_just_begun_has_time_unless_it_is_stopped() -> None:
+    scene = Scene(expected=4)
+    zero, one, two = (scene.hello(10 + number, number) for number in range(3))
+    scene.sights[12] = Sight("T", 5)
+    scene.tick(5.5, beating=(zero,))
+    assert lost(scene) == [(two.id, "frozen")]
+    scene.tick(1, beating=(zero,))
+    assert lost(scene) == [(two.id, "frozen"), (one.id, "silent")]
+
+
 def test_who_beats_seldom_gets_more_time() -> None:
     scene = Scene(expected=1)
     (zero,) = scene.together(1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import selectors
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -11,12 +14,20 @@ from hypothesis import strategies as st
 
 from echelon.cluster.coordinator import join_string, read_join_string
 from echelon.cluster.coordinator.backlog import Backlog, Item
-from echelon.cluster.coordinator.frames import BadFrame, Decoder, common_part, encode, encode_with
+from echelon.cluster.coordinator.frames import (
+    BadFrame,
+    Decoder,
+    Message,
+    common_part,
+    encode,
+    encode_with,
+)
 from echelon.cluster.coordinator.generation import read_generation
 from echelon.cluster.coordinator.line import UNSENT, Line
 from echelon.cluster.coordinator.messages import RECORDS, TEXT, check, one_line
 from echelon.cluster.coordinator.outbox import Outbox
 from echelon.cluster.coordinator.post import Post
+from echelon.cluster.coordinator.switchboard import Switchboard
 from echelon.core.errors import UserError
 from echelon.data.journal import JournalError
 
@@ -158,6 +169,47 @@ def test_one_that_does_not_read_is_noticed_before_it_costs_much_memory() -> None
                 put += 2 * len(part)
                 assert put < UNSENT + (64 << 20), "the kernel holds some of it, but not that much"
             assert line.has_unsent
+
+
+class Tired(socket.socket):
+    """Has no descriptor left for the first who comes."""
+
+    awake = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if not self.awake:
+            self.awake = True
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+class Deaf:
+    """Hears nothing of interest."""
+
+    def take(self, now: float, line: Line, message: Message) -> None: ...
+
+    def read_up(self, now: float) -> None: ...
+
+    def hung_up(self, now: float, line: Line) -> None: ...
+
+
+def test_without_descriptors_those_who_come_wait_and_are_let_in_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Tired() as listener, selectors.DefaultSelector() as selector:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()):
+            board = Switchboard(listener, selector, Deaf())
+            counts = []
+            for _ in range(2):
+                board.tick(time.monotonic())
+                for key, events in selector.select(30):
+                    key.data(events)
+                counts.append(len(board.lines))
+            board.close_all()
+    assert counts == [0, 1]
+    assert "could not be accepted: Too many open files" in capsys.readouterr().err
 
 
 class Full:

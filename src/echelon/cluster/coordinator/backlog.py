@@ -54,7 +54,10 @@ class Backlog:
     def frames(self, *, records: bool) -> list[Message]:
         """What is to be sent now and counts as sent; `records` too or only the rest."""
         with self._lock:
-            due = [i for i in self._items if not i.sent and (records or i.kind != "commits")]
+            waiting = [item for item in self._items if not item.sent]
+            # After a leave nothing counts any more: the records go before it.
+            records |= any(item.kind == "leave" for item in waiting)
+            due = [item for item in waiting if records or item.kind != "commits"]
             return [self._frame(group) for group in _groups(due)]
 
     def waits(self, *, records: bool) -> bool:

@@ -114,6 +114,9 @@ class Conversation:
             self._party.over(error.why)
         except PeerError as error:
             self._party.over(str(error))
+        except Exception as error:  # a callback's, so a bug: nobody is to wait for us in vain
+            self._party.over(f"the liaison broke down: {error!r}")
+            raise
         finally:
             self._hang_up()
 

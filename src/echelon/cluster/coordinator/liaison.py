@@ -164,6 +164,9 @@ class Liaison:
 
     def close(self) -> None:
         """End the thread and the connection; without a `leave` this member counts as lost."""
+        with self._standing.turn:
+            self._standing.end = self._standing.end or "this member has closed its liaison"
+            self._standing.turn.notify_all()
         self._talk.close()
 
     def _answered(self, item: Item) -> bool:

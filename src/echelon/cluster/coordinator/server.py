@@ -105,11 +105,20 @@ class Server:
         self._board.tick(now)
         self._post.tick(now)
 
-    def _reunite(self, now: float, member: int) -> None:
+    def _part(self, id_: int, until: float) -> None:
+        """Cut a member off: then its process is as far away as another host's."""
+        self._partitions.begin(id_, until)
+        member = self._desk.roster.get(id_)
+        if member is not None:
+            member.local = False
+
+    def _reunite(self, now: float, id_: int) -> None:
         """A member that was cut off: what either said meanwhile has to be said again."""
-        line = self._by_member.get(member)
-        if line is not None and self._desk.roster.get(member) is None:
-            self._expel(now, line, member)
+        line, member = self._by_member.get(id_), self._desk.roster.get(id_)
+        if member is not None:
+            member.local = member.host == self._desk.entrance.here
+        if line is not None and member is None:
+            self._expel(now, line, id_)
         elif line is not None:
             self._board.close(now, line)
 
@@ -159,7 +168,7 @@ class Server:
         if message["kind"] == "gone":
             self._desk.gone(now, message["pid"], message["status"])
         elif message["kind"] == "drop":
-            self._partitions.begin(message["member"], now + message["seconds"])
+            self._part(message["member"], now + message["seconds"])
         else:
             raise BadFrame(f"a frame {message['kind']!r} is not for supervisors to send")
 
