@@ -22,12 +22,9 @@ RUN = "digest-0001"
 # Sixty steps take longer than it takes until the journal tells of some of them. At its 60th a
 # member waits until there is a file `go`: so what is to happen to a run happens to one that is
 # under way, however busy the machine is.
-TASK = """
+FORWARD = """
 import time
 from pathlib import Path
-
-import torch
-from echelon import Task, cross_entropy
 
 CALLS = 0
 
@@ -38,6 +35,10 @@ def forward(model, batch):
     while CALLS == 60 and not Path("go").exists():
         time.sleep(0.005)
     return model(batch["x"])
+"""
+TASK = """
+import torch
+from echelon import Task, cross_entropy
 
 def model():
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
@@ -114,9 +115,11 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, *settings: str, workers: int) -> Iterator[Running]:
+def running(
+    folder: Path, *settings: str, workers: int, forward: str = FORWARD
+) -> Iterator[Running]:
     """A run under way; afterwards nothing of it is left but its folder."""
-    prepare(folder)
+    prepare(folder, forward)
     words = ("train", *JOB, "strategy=all_reduce", f"workers={workers}", *settings)
     with start(*words, "-q", folder=folder) as command:
         here = Running(command, folder)
@@ -126,8 +129,8 @@ def running(folder: Path, *settings: str, workers: int) -> Iterator[Running]:
     assert not (here.run / "join").exists()
 
 
-def prepare(folder: Path) -> None:
-    (folder / "mine.py").write_text(TASK)
+def prepare(folder: Path, forward: str = FORWARD) -> None:
+    (folder / "mine.py").write_text(forward + TASK)
 
 
 def undisturbed(folder: Path) -> dict[str, Tensor]:

@@ -83,21 +83,24 @@ def test_too_few_members_wait_for_one_that_joins(
     assert counted_by(tmp_path, 2)
 
 
-def test_a_frozen_member_is_given_up_and_may_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_member_is_given_up_and_may_come_back(tmp_path: Path, frozen: int) -> None:
     with running(tmp_path, *ENDLESS, workers=3) as run:
         run.go()
         run.reach(5)
-        pid = run.pid(1)
+        pid, others = run.pid(frozen), [member for member in range(3) if member != frozen]
         os.kill(pid, signal.SIGSTOP)
-        assert run.wait("lost", member=1)["how"] == "frozen"
+        assert run.wait("lost", member=frozen)["how"] == "frozen"
         without = run.wait("generation", number=2)
-        assert without["members"] == [0, 2]
+        assert without["members"] == others
         run.reach(without["version"] + 5)
         os.kill(pid, signal.SIGCONT)
-        back = run.wait("generation", members=[0, 2, 3])
+        back = run.wait("generation", members=[*others, 3])
         assert run.pid(3) == pid
-        run.reach(back["version"] + 5)
-        run.stop()
+        run.reach(back["version"] + 60)
+        output, errors = run.stop()
+    assert "Traceback" not in errors
+    assert output.count("stopped by SIGINT") == 1
     assert counted_by(tmp_path, 3)
 
 

@@ -1,0 +1,40 @@
+"""What a loss means to a member: meet again, or give up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from echelon.core.errors import PeerError
+from echelon.loop import gathering
+
+
+def run(*, elastic: bool) -> Any:
+    return SimpleNamespace(comm=SimpleNamespace(elastic=elastic), missed=None, gathering=False)
+
+
+def test_members_that_can_do_without_each_other_are_to_meet_again() -> None:
+    here, error = run(elastic=True), PeerError("member 2 is gone")
+    gathering.lost(here, error)
+    assert here.missed is error
+    assert here.gathering
+
+
+def test_others_end_with_what_they_missed() -> None:
+    here = run(elastic=False)
+    with pytest.raises(PeerError, match="member 2 is gone"):
+        gathering.lost(here, PeerError("member 2 is gone"))
+    assert not here.gathering
+
+
+def test_an_error_of_ones_own_is_no_loss() -> None:
+    here = run(elastic=True)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        gathering.lost(here, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not here.gathering
+
+
+def test_nobody_meets_where_nobody_was_lost() -> None:
+    gathering.gather(SimpleNamespace(gathering=False))  # type: ignore[arg-type]
