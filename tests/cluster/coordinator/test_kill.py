@@ -263,7 +263,6 @@ def test_a_callback_that_fails_ends_the_liaison_and_says_so(tmp_path: Path) -> N
             assert "the liaison broke down: AttributeError" in zero.ends[0]
             with pytest.raises(PeerError, match="broke down"):
                 zero.liaison.arrive(1, [1], "x")
-            coordinator.kill(signal.SIGTERM)
             new.liaison.close()
             thread.join(DEADLINE)
 
