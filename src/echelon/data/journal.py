@@ -21,6 +21,7 @@ JOURNAL = "journal.jsonl"
 """Its name in a run's folder."""
 
 _TAIL = 1 << 16
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class JournalError(TrainingError):
@@ -53,8 +54,7 @@ class Journal:
     def add(self, kind: str, **fields: Any) -> None:
         """Append one line. It is the kernel's when this returns: our own death does not lose it."""
         entry = {"kind": kind, "time": round(time.time(), 3), **fields}
-        text = json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        line = text.encode() + b"\n"
+        line = _ENCODER.encode(entry).encode() + b"\n"
         try:
             _write(self._handle, line)
         except OSError as error:
