@@ -182,7 +182,7 @@ class ElasticGroup:
 
     def _end(self, why: str) -> None:
         """Called by the liaison's thread: the run is over for all."""
-        self._ended = why
+        self._ended = f"the run is over ({why})" if why in ("done", "stopped") else why
         self._halt.why = why
 
     def _leave_group(self) -> None:

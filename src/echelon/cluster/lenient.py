@@ -14,6 +14,7 @@ from typing import Any
 
 from echelon.cluster.crew import Child, Crew
 from echelon.cluster.elastic_group import RunEnded
+from echelon.cluster.fault import Fault
 from echelon.cluster.keeper import Keeper
 from echelon.cluster.pulse import Pulses
 from echelon.cluster.supervisor import TERM_SECONDS, Supervisor
@@ -21,6 +22,8 @@ from echelon.cluster.verdict import End, verdict
 from echelon.track.text import warn
 
 _LINGER_SECONDS = 2.0
+_NEWS_SECONDS = 15.0
+"""For all to hear of the run's end, once one of them has."""
 _HEARD_SECONDS = 0.5
 
 
@@ -71,11 +74,18 @@ class LenientSupervisor(Supervisor):
         if found and (found["led"] or not known):
             self.result = found
 
+    def _raised(self, fault: Fault) -> None:
+        """Whoever only hears that the run has ended, be it done, is no reason to end the others."""
+        if fault.kind != RunEnded.__name__:
+            self._failed()
+        else:
+            self._end_by((_NEWS_SECONDS, signal.SIGTERM), (_NEWS_SECONDS + 1, signal.SIGKILL))
+
     def _missed(self, end: End) -> None:
         """Only an error that was raised is everybody's."""
         if end.fault is not None:
-            self._failed()
-        if end.finished and self.result:
+            self._raised(end.fault)
+        if end.finished and self.result.get("led"):
             self._end_by(
                 (_LINGER_SECONDS, signal.SIGTERM),
                 (_LINGER_SECONDS + TERM_SECONDS, signal.SIGKILL),

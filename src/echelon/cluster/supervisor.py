@@ -155,9 +155,13 @@ class Supervisor:
             if child.index == 0:
                 self.result = message["result"]
         else:
-            self._faults[child.index] = Fault(**message["error"])
+            fault = self._faults[child.index] = Fault(**message["error"])
             self._arrivals.setdefault(child.index, len(self._arrivals))
-            self._failed()
+            self._raised(fault)
+
+    def _raised(self, _fault: Fault) -> None:
+        """A member says that it cannot go on."""
+        self._failed()
 
     def _failed(self) -> None:
         """Take down where everybody is, and let nobody wait for long."""

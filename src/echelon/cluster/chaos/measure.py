@@ -42,6 +42,9 @@ def _loss(deed: Deed, scene: Scene) -> None:
     if lost is None or lost["how"] == "left":
         deed.note = "the run was over first" if lost else "too short to be noticed"
         return
+    if lost["how"] == "killed" and deed.fault.verb != "kill":
+        deed.note = "killed before it was noticed"
+        return
     deed.detected = lost["time"] - deed.moment
     formed = next(_since(scene, lost["time"], "generation"), None)
     if not _took_part(scene, member, lost["time"]):

@@ -80,6 +80,10 @@ class Backlog:
         """What this member did as one that is given up is no longer its to tell."""
         self._keep(lambda item: item.kind == "leave")
 
+    def clear(self) -> None:
+        """Nobody is there to be told."""
+        self._keep(lambda _item: False)
+
     def reconnected(self) -> None:
         """What is not acknowledged may not have come through."""
         with self._lock:

@@ -167,6 +167,9 @@ class Standing:
 
     def _expelled(self, why: str) -> None:
         if self.last is not None:  # it was heard before its acknowledgement was lost
+            self._backlog.clear()
+            with self.turn:
+                self.turn.notify_all()
             self.stop()
             return
         self._backlog.expelled()
