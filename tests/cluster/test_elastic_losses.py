@@ -48,3 +48,17 @@ def test_a_killed_coordinator_is_replaced_and_missed_by_nobody(
     assert {entry["how"] for entry in run.said("lost")} == {"left"}, "when they were done"
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
+
+
+def test_a_part_that_is_lost_with_its_only_holder_is_made_again(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    with running(tmp_path, "strategy=sharded", workers=2) as run:
+        run.reach(5)
+        os.kill(run.pid(0), signal.SIGKILL)
+        run.go()
+        run.end(0)
+    (back,) = run.said("rolled_back")
+    assert back["version"] == 0, "there is a checkpoint of the beginning"
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)

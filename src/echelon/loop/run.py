@@ -212,7 +212,7 @@ class Run:
                 self.comm.pulse(self.version + 1, "saving")
                 cut = self.cut()
                 self._saved_at = self.version
-                if first and self.writer.saved != self.version:
+                if first and (self.writer.saved != self.version or not self.version):
                     (self.writer.save_now if last else self.writer.save)(self.version, cut)
             elif first and last:
                 self.writer.finish(self.version)
@@ -221,7 +221,7 @@ class Run:
     def secure(self) -> None:
         """Where a part of the state may be lost with its holder, there is a first checkpoint."""
         if self.comm.elastic and not (self.strategy.alone or self.secured or self.version):
-            self.save()
+            self.save(last=True)  # on disk before the first update, which needs all members
         self.secured = True
 
     def save_last_words(self) -> None:

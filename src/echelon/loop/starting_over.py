@@ -19,6 +19,9 @@ from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
 
 
+NO_STATE = "nobody has the state of this run any more, nor is there a checkpoint"
+
+
 class Holding(NamedTuple):
     """What a member brings along: which of how many parts, at which version."""
 
@@ -51,6 +54,8 @@ def start_over(run: Run, mine: Holding) -> None:
         return
     if run.shelf.versions():
         run.load(run.shelf.load("last"), healed=True)
+    elif before:
+        raise TrainingError(NO_STATE)
     run.fellows.check_version(run.version, run.shelf.folder)
     if before > run.version:
         run.comm.rolled_back(run.version, "a part of the state was lost with its only holder")
@@ -63,7 +68,7 @@ def go_back(run: Run) -> None:
     if run.shelf.versions():
         run.load(run.shelf.load("last"), healed=True)
     elif run.version:
-        raise TrainingError("nobody has the state of this run any more, nor is there a checkpoint")
+        raise TrainingError(NO_STATE)
     run.comm.rolled_back(run.version, "the state was lost with its last holder")
 
 

@@ -214,7 +214,7 @@ class Generations:
             self.phase = Phase.GATHERING
         elif self.urgent or not urgent:
             return
-        self.why, self.urgent, self._ordered = why, urgent, now
+        self.why, self.urgent, self._ordered, self._reminded = why, urgent, now, now
         for member in self.awaited():
             self.lateness.lasts(member, now)
             self._order(member)
