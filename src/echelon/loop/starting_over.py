@@ -18,7 +18,6 @@ from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
 
-
 NO_STATE = "nobody has the state of this run any more, nor is there a checkpoint"
 
 
