@@ -72,6 +72,8 @@ class Versions:
 
     def roll_back(self, now: float, generation: int, version: int, why: str) -> None:
         """Go on from `version`, which may also be where a resumed run begins."""
+        if version == self.recorded and not self._left_out:
+            return  # nothing is taken back
         self._lost_steps += max(0, self.recorded - version)
         self.restore(version, generation)
         self.last_commit = now
