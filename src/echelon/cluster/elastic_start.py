@@ -16,11 +16,13 @@ from echelon.cluster.joining import JOIN, member_of
 from echelon.cluster.keeper import Keeper, Office
 from echelon.cluster.launch import Member, launch
 from echelon.core.config import Job
+from echelon.core.errors import TrainingError
 from echelon.core.protocols import Observer
 from echelon.core.task import Task
 from echelon.data.journal import JOURNAL, Journal
 from echelon.loop import take_part
 from echelon.task import prepare
+from echelon.track import Store
 
 _KEY_BYTES = 32
 
@@ -70,7 +72,16 @@ def launch_elastic(
                 return {**result.summary(), "led": group.index == 0}
 
         with _invitation(store / run / JOIN, join_string(*address, key)):
-            return launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper)
+            found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper)
+        return found or _recorded(store, run)
+
+
+def _recorded(store: Path, run: str) -> dict[str, Any]:
+    """The summary of a run that was brought to its end by members who joined it."""
+    found = Store(store).run(run).summary
+    if "folder" not in found:
+        raise TrainingError(f"run {run!r} is done, but how is not on record in {store}")
+    return dict(found)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ from echelon.data.journal import Journal, entries
 
 _BACKLOG = 1024
 _END_SECONDS = 2.0
+_STOPPED = 1
+"""The exit code of a coordinator that ends before the run is over."""
 _MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
 """A coordinator that ends so often within so many seconds will not get any better."""
 
@@ -53,6 +55,7 @@ class Keeper:
         self._meeting: socket.socket | None = _listen(office)
         self._store_at = (office.address, int(self._meeting.getsockname()[1]))
         self._store: TCPStore | None = None
+        self._attended = True
         self.pid = 0
         self.handle = -1
         """Its pidfd: readable once it has ended."""
@@ -67,7 +70,7 @@ class Keeper:
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _live(self._office, self._listener, self._store_at, besides, supervisor)
+            _live(lambda: self._serve(besides, supervisor))
         self.handle = os.pidfd_open(self.pid)
 
     def serve_store(self) -> None:
@@ -88,8 +91,20 @@ class Keeper:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, number)
 
+    def leave_alone(self) -> None:
+        """No member of ours is left: the run is over once nobody else takes part."""
+        self._attended = False
+        self.signal(signal.SIGUSR1)  # one that is not ready for it ends, and is started again
+
+    def ending(self) -> str | None:
+        """How the run ended, as the coordinator wrote it down."""
+        status = None
+        for entry in entries(self._office.journal):
+            status = {"begun": None, "finished": entry.get("status")}.get(entry["kind"], status)
+        return status
+
     def reap(self) -> int:
-        """It has ended: how."""
+        """It has ended: how. 0 means that the run is over."""
         os.close(self.handle)
         _, status = os.waitpid(self.pid, 0)
         self.pid, self.handle = 0, -1
@@ -112,34 +127,35 @@ class Keeper:
             time.sleep(0.005)
         self.reap()
 
+    def _serve(self, besides: Callable[[], None], supervisor: int) -> bool:
+        """In the coordinator's process. Returns whether the run is over."""
+        die_with(supervisor)
+        os.setpgid(0, 0)
+        besides()
+        signals.as_new()
+        office = self._office
+        past = list(entries(office.journal)) if office.journal.exists() else []
+        with Journal(office.journal) as journal:
+            return serve(
+                self._listener,
+                office.settings,
+                journal,
+                past,
+                self._store_at,
+                attended=self._attended,
+            )
+
 
 def _listen(office: Office) -> socket.socket:
     return socket.create_server((office.address, 0), backlog=_BACKLOG)
 
 
-def _live(
-    office: Office,
-    listener: socket.socket,
-    store: tuple[str, int],
-    besides: Callable[[], None],
-    supervisor: int,
-) -> NoReturn:
-    code = 1
+def _live(work: Callable[[], bool]) -> NoReturn:
+    code = _STOPPED
     try:
-        die_with(supervisor)
-        os.setpgid(0, 0)
-        besides()
-        signals.as_new()
-        _serve(office, listener, store)
-        code = 0
+        code = 0 if work() else _STOPPED
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def _serve(office: Office, listener: socket.socket, store: tuple[str, int]) -> None:
-    past = list(entries(office.journal)) if office.journal.exists() else []
-    with Journal(office.journal) as journal:
-        serve(listener, office.settings, journal, past, store)

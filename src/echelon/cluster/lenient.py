@@ -3,6 +3,7 @@
 a member is killed ─▶ the others go on; the coordinator sees to it
 a member raises an error of its own ─▶ as ever: all end, and one error says why
 the coordinator ends ─▶ another one is started
+all members are killed ─▶ whoever joined goes on; the run is over when the coordinator says so
 whoever leads is done ─▶ the others have 2 s ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
 """
 
@@ -35,15 +36,28 @@ class LenientSupervisor(Supervisor):
     ) -> None:
         super().__init__(crew, pulses, signals, deadline)
         self._keeper = keeper
+        self._over = self._left_alone = False
 
     def verdict(self) -> BaseException | None:
         """Whoever was merely lost is not to blame for an error that another one raised."""
-        if self.result:
+        if self.result or self._keeper.ending() in ("done", "stopped"):
             return None
         raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
         own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
-        judged = own or raised or self.ends
+        judged = own or raised or self.ends[-1:]  # the others went on when it was lost
         return verdict(judged, self.seen, self.forwarded, self._crew.count)
+
+    def _goes_on(self) -> bool:
+        """Whoever joined from elsewhere goes on without us; the coordinator knows until when."""
+        if self._crew.alive:
+            return True
+        raised = any(end.fault is not None for end in self.ends)
+        if self.result or raised or self._over or self.forwarded:
+            return False
+        if not self._left_alone:
+            self._left_alone = True
+            self._keeper.leave_alone()
+        return True
 
     def _watch_more(self) -> None:
         self._register(self._keeper.handle, self._replace)
@@ -52,8 +66,9 @@ class LenientSupervisor(Supervisor):
         """The coordinator has ended, and not because it was told to."""
         self._selector.unregister(self._keeper.handle)
         status = self._keeper.reap()
-        if status == 0 or self.result or not self._crew.alive:
-            return  # the run is over
+        self._over = status == 0
+        if self._over or self.result:
+            return
         warn(f"the coordinator ended ({_how(status)}); another one takes over")
         self._keeper.start(self._crew.pipes.close)
         self._watch_more()

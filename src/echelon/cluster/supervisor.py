@@ -75,7 +75,7 @@ class Supervisor:
                 self._register(self._crew.pipes.reports[child.index], self._hear, child)
                 self._register(child.handle, self._reap, child)
             self._watch_more()
-            while self._crew.alive and self._act():
+            while self._goes_on() and self._act():
                 for key, _ in selector.select(self._patience()):
                     if key.fd in selector.get_map():  # or it was done with in this round
                         key.data()
@@ -83,6 +83,10 @@ class Supervisor:
                 warn(f"pid {child.pid} could not be ended")
                 self._note(child)
         self._relay.finish()
+
+    def _goes_on(self) -> bool:
+        """Whether there is anything left to watch."""
+        return bool(self._crew.alive)
 
     def _watch_more(self) -> None:
         """There may be others than members to look after."""

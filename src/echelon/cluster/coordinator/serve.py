@@ -28,8 +28,13 @@ def serve(
     journal: Log,
     past: Iterable[Mapping[str, Any]],
     store: tuple[str, int],
-) -> None:
+    *,
+    attended: bool = True,
+) -> bool:
     """Coordinate until SIGTERM, or until the run has ended and all members have left.
+
+    Returns whether it has ended. One that is not `attended`, or is told so by SIGUSR1, ends the run
+    when nobody is left, instead of waiting for others to join.
 
     `past` is what the journal holds: killed and called again with it and the same `listener`, the
     coordinator goes on where it was, and its members come back by themselves. Neither the listener
@@ -42,10 +47,13 @@ def serve(
     with (
         _undisturbed(),
         closing(Server(listener, desk, Post(journal, desk.outbox))) as server,
-        _ended_by_sigterm(server),
+        _signalled(server),
     ):
+        server.attended = attended
         server.run()
+        over = server.is_over
     journal.sync()
+    return over
 
 
 @contextmanager
@@ -61,7 +69,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_by_sigterm(server: Server) -> Iterator[None]:
+def _signalled(server: Server) -> Iterator[None]:
     """Ctrl-C is for the supervisor: it decides what becomes of the run."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,7 +78,11 @@ def _ended_by_sigterm(server: Server) -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         server.stopping = True
 
+    def leave_alone(_number: int, _frame: object) -> None:
+        server.attended = False
+
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, leave_alone)
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -32,6 +32,8 @@ class Server:
 
     def __init__(self, listener: socket.socket, desk: Desk, post: Post) -> None:
         self.stopping = False
+        self.attended = True
+        """Whether those who started the run can still add members to it."""
         self._desk, self._post = desk, post
         self._selector = selectors.DefaultSelector()
         self._board = Switchboard(listener, self._selector, self)
@@ -45,7 +47,7 @@ class Server:
         for member in list(self._desk.roster):
             self._watched(member)
         due = 0.0
-        while not self.stopping and not self._is_over():
+        while not self.stopping and not self.is_over:
             if (now := time.monotonic()) >= due:
                 due = now + _TICK
                 self._tick(now)
@@ -89,7 +91,9 @@ class Server:
                 self._dismiss(now, member)
         self._post.sync()
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended and everybody has left, or has had the time to."""
         if self._desk.generations.phase is not Phase.ENDED:
             return False
         now = time.monotonic()
@@ -98,6 +102,8 @@ class Server:
         return now - self._ended > FAREWELL or (self._desk.is_done and left)
 
     def _tick(self, now: float) -> None:
+        if not self.attended and not len(self._desk.roster):
+            self._desk.generations.end("failed", "no member is left")
         self._desk.tick(now)
         self.read_up(now)
         for member in self._partitions.over(now):
