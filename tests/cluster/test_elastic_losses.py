@@ -53,12 +53,28 @@ def test_a_killed_coordinator_is_replaced_and_missed_by_nobody(
 def test_a_part_that_is_lost_with_its_only_holder_is_made_again(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
-    with running(tmp_path, "strategy=sharded", workers=2) as run:
+    divided = ("strategy=sharded", "sharded.level=optimizer")
+    with running(tmp_path, *divided, workers=2) as run:
         run.reach(5)
         os.kill(run.pid(0), signal.SIGKILL)
         run.go()
         run.end(0)
     (back,) = run.said("rolled_back")
     assert back["version"] == 0, "there is a checkpoint of the beginning"
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+def test_whoever_waits_inside_torch_is_called_off_too(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    """Member 3 meets only those who miss member 0, in connections that are torch's own."""
+    with running(tmp_path, "strategy=sharded", "mesh={data: 2, sharded: 2}", workers=4) as run:
+        run.reach(5)
+        os.kill(run.pid(0), signal.SIGKILL)
+        run.go()
+        run.end(0)
+    assert [entry["members"] for entry in run.said("generation")] == [[0, 1, 2, 3], [1, 2, 3]]
+    assert not run.said("rolled_back"), "every part had another holder"
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)

@@ -61,6 +61,7 @@ class ElasticGroup:
         self._beat_too = pulse
         self._number = 0
         self._halt = Halt()
+        self._group: Group | None = None
         self._wanted = False
         self._ended: str | None = None
         self.tell: Callable[[str], None] = unheard
@@ -73,7 +74,6 @@ class ElasticGroup:
             ended=self._end,
             deadline=deadline,
         )
-        self._group: Group | None = None
         try:
             if number is None:
                 self._group = Group(Place(0, 1, deadline=deadline))
@@ -111,6 +111,8 @@ class ElasticGroup:
         return self._present().mesh(axes, device=device)
 
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
+        if lost is not None and self._group is not None:
+            self._group.cut()  # the others are to notice, wherever they wait
         self._leave_group()
         if self._ended is not None:
             raise RunEnded(self._ended)
@@ -176,14 +178,20 @@ class ElasticGroup:
     def _order(self, why: str, urgent: bool) -> None:
         """Called by the liaison's thread: the coordinator wants another generation."""
         if urgent:
-            self._halt.why = why
+            self._stop_waiting(why)
         else:
             self._wanted = True
 
     def _end(self, why: str) -> None:
         """Called by the liaison's thread: the run is over for all."""
         self._ended = f"the run is over ({why})" if why in ("done", "stopped") else why
+        self._stop_waiting(why)
+
+    def _stop_waiting(self, why: str) -> None:
         self._halt.why = why
+        group = self._group
+        if group is not None:
+            group.cut()
 
     def _leave_group(self) -> None:
         group, self._group = self._group, None

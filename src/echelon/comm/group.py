@@ -72,6 +72,12 @@ class Group(Fixed):
             self._world = TorchWorld(self._store(), self.index, self.count, device)
         return self._world.mesh(axes)
 
+    def cut(self) -> None:
+        """Let nobody wait in torch's own connections any more; may be called by another thread."""
+        world = self._world
+        if world is not None:
+            world.cut()
+
     def close(self) -> None:
         """Each thing is closed even if another cannot be. A fork of a member is no member."""
         if os.getpid() != self._pid:

@@ -36,7 +36,7 @@ class Rendezvous:
         self.interfaces = _interfaces(place.interface)
         serves = place.index == 0 and not place.served
         listener = _listen(place) if serves else None
-        port = listener.getsockname()[1] if listener else place.port
+        self.port = port = listener.getsockname()[1] if listener else place.port
         self._where = f"{place.host}:{port}"
         self._who = "torchrun's agent" if place.served else "member 0"
         self._silent = False
