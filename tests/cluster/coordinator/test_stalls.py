@@ -41,6 +41,20 @@ def test_the_one_behind_is_named_with_its_last_sign_of_life_at_doubling_interval
     assert not notices(scene, members[1])
 
 
+def test_one_that_is_lost_is_not_said_to_have_come() -> None:
+    scene = Scene(expected=3)
+    members = scene.together(3)
+    train(scene, members, 10)
+    for member, step in zip(members, (12, 12, 11), strict=True):
+        scene.beat(member, step, "updating")
+    scene.tick(2.2, beating=tuple(members))
+    scene.desk.died(scene.now, members[2])
+    for member in members[:2]:
+        scene.arrive(member, 1)
+    train(scene, members[:2], 1)
+    assert len(notices(scene, members[0])) == 1
+
+
 def test_at_the_same_step_it_is_the_one_that_has_not_moved_on() -> None:
     scene = Scene(expected=3)
     members = scene.together(3)

@@ -156,6 +156,7 @@ class Desk:
         member, quiet = loss.member, round(now - loss.member.heard, 3)
         self.roster.remove(member, loss.why)
         self.liveness.forget(member)
+        self._stalls.lost(member)
         self.leases.give_back_all(member.id)
         if self.generations.phase is not Phase.ENDED:
             self.outbox.note("lost", member=member.id, how=loss.how, why=loss.why, quiet=quiet)

@@ -50,6 +50,11 @@ class Stalls:
             self._say(leader, member, f"member {member} came after {waited:.1f} s")
         self.reset()
 
+    def lost(self, member: Member) -> None:
+        """Whoever is lost will not come."""
+        if self._awaited is member:
+            self.reset()
+
     def reset(self) -> None:
         self._awaited, self._again = None, 0.0
 
