@@ -23,13 +23,14 @@ from echelon.checkpoint.finite import first_non_finite
 from echelon.checkpoint.shelf import Shelf
 from echelon.checkpoint.snapshot import Snapshot, needed
 from echelon.checkpoint.tree import Flat, flatten
-from echelon.core.errors import CheckpointError, NonFiniteError
+from echelon.core.errors import CheckpointError, NonFiniteError, PeerError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _NICENESS = 5
 """A third of the weight of a thread that trains: on a busy machine it still gets its turn."""
 _LONG = 0.5
 """Seconds of waiting for the disk that are worth a word."""
+_LOOK = 0.01
 _NO_MEMORY = "checkpoints are written while training waits: there is no memory for a copy"
 
 
@@ -50,12 +51,15 @@ class Writer:
         *,
         notice: Callable[[str], None] | None = None,
         finite: str = "strategy/model/",
+        allowed: Callable[[int], bool | None] = lambda _version: True,
     ) -> None:
+        """`allowed` says whether a version may be written; None if not yet."""
         self.saved = 0
         """The last version that is whole on disk."""
         self._shelf = shelf
         self._notice = notice or (lambda _message: None)
         self._finite = finite
+        self._allowed = allowed
         self._snapshot = Snapshot()
         self._held: tuple[int, Flat] | None = None
         """What was saved last."""
@@ -173,6 +177,8 @@ class Writer:
         """Save, in the middle of a run, which can do without for a while."""
         try:
             self._put(version, flat)
+        except PeerError:
+            return  # members meet again, and whoever leads then saves
         except CheckpointError as error:
             known = self._shelf.versions()
             if not known and not _is_full(error):
@@ -191,8 +197,16 @@ class Writer:
                 f"step {version}: {path.removeprefix(start)!r} is not finite; "
                 f"this checkpoint is not written"
             )
+        self._await_permission(version)
         self._shelf.put(version, flat, self._proceed)
         self.saved = version
+
+    def _await_permission(self, version: int) -> None:
+        while (allowed := self._allowed(version)) is None:
+            self._proceed()
+            time.sleep(_LOOK)
+        if not allowed:
+            raise PeerError(f"step {version} is not on record: its checkpoint is not written")
 
     def _mark_best(self, version: int) -> None:
         if version not in self._shelf.versions():

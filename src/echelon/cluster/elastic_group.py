@@ -131,6 +131,13 @@ class ElasticGroup:
         if records:
             self._liaison.report([list(record) for record in records])
 
+    def on_record(self, version: int) -> bool | None:
+        """Whether the updates up to this version are; None if that may still come."""
+        recorded = self._liaison.recorded
+        if recorded is None or self._ended is not None:
+            return recorded is not None and recorded >= version
+        return True if recorded >= version else None
+
     def rolled_back(self, version: int, why: str) -> None:
         self._liaison.rolled_back(version, why)
 

@@ -116,6 +116,10 @@ class Comm(Protocol):
         """What was committed, [epoch, start, stop, first version, last version] each."""
         ...
 
+    def on_record(self, version: int) -> bool | None:
+        """Whether the updates up to this version are in the journal; None if not yet."""
+        ...
+
     def rolled_back(self, version: int, why: str) -> None:
         """What came after this version never was."""
         ...

@@ -95,7 +95,7 @@ class Run:
     _saved_at: int = -1
 
     def __post_init__(self) -> None:
-        self.writer = Writer(self.shelf, notice=self.pending.append)
+        self.writer = Writer(self.shelf, notice=self.pending.append, allowed=self.comm.on_record)
 
     @property
     def batch_size(self) -> int:

@@ -103,6 +103,11 @@ class Liaison:
             if standing.leads:
                 self._talk.wake()
 
+    @property
+    def recorded(self) -> int | None:
+        """The last version known to be on record; None for one that does not lead."""
+        return self._standing.recorded if self._standing.leads else None
+
     def shares(self, version: int, shares: Sequence[float]) -> None:
         """From this version on batches are split like that; only the leader's word counts."""
         if self._standing.leads:
@@ -115,6 +120,7 @@ class Liaison:
 
     def rolled_back(self, version: int, why: str) -> None:
         """All go on from this version: every member says so, the leader's word is sent."""
+        self._standing.recorded = version
         if self._standing.leads:
             self._post("rolled_back", version=version, why=one_line(why))
         else:

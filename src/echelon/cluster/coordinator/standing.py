@@ -33,6 +33,8 @@ class Standing:
         self.member: int | None = None
         self.run: Mapping[str, Any] = {}
         self.generation = 0
+        self.recorded = 0
+        """The last version on record that this member has heard of."""
         self.index: int | None = None
         self.arrival: dict[str, Any] | None = None
         self.formed: Generation | None = None
@@ -133,6 +135,7 @@ class Standing:
         self._backlog.on_record(formed.recorded)
         with self.turn:
             self.generation, self.index = formed.number, formed.index
+            self.recorded = formed.recorded
             self.formed, self.arrival, self._waiting = formed, None, ""
             self.turn.notify_all()
 
@@ -143,6 +146,7 @@ class Standing:
             self._notice(self._waiting)
 
     def _acknowledged(self, message: Message) -> None:
+        self.recorded = message["version"]
         if message["seq"] is not None:
             self._backlog.acknowledged(message["seq"])
         elif not self.leads:
