@@ -20,6 +20,9 @@ from echelon.cluster.joining import JOIN
 from echelon.core.errors import CheckpointError
 from echelon.loop.assemble import CHECKPOINTS
 
+_LATEST = 0.8
+"""Of a run, the part after which its disk is not filled any more."""
+
 
 class NotYet(Exception):
     """It cannot be done now, and may be later."""
@@ -32,11 +35,14 @@ class Never(Exception):
 class Actuators:
     """Does to a run what a plan says."""
 
-    def __init__(self, scene: Scene, folder: Path, command: Command, seed: int) -> None:
+    def __init__(
+        self, scene: Scene, folder: Path, command: Command, seed: int, steps: int | None
+    ) -> None:
         self.effects: list[Effect] = []
         self.newcomers: list[Command] = []
         self._scene, self._folder, self._command = scene, folder, command
         self._chance = random.Random(f"whom/{seed}")
+        self._steps = steps
         self._killed: set[int] = set()
         self._shelf = Shelf(folder / CHECKPOINTS)
         self._reporter: Reporter | None = None
@@ -177,6 +183,8 @@ class Actuators:
 
     def _fill(self, deed: Deed) -> None:
         leader = self._scene.leader
+        if self._steps is not None and self._scene.version > _LATEST * self._steps:
+            raise Never("a run that cannot write its last checkpoint fails")
         if leader is None or self.effects or self._is_awaited():
             raise NotYet("it is not quiet enough to fill the disk")
         if max(self._shelf.versions(), default=0) <= self._scene.began:

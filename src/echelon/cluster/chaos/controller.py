@@ -28,12 +28,20 @@ class Controller:
     """One run, one plan."""
 
     def __init__(
-        self, command: Command, folder: Path, plan: Sequence[Fault], seed: int, patience: float
+        self,
+        command: Command,
+        folder: Path,
+        plan: Sequence[Fault],
+        *,
+        seed: int,
+        patience: float,
+        steps: int | None,
     ) -> None:
+        """`steps` is how many the run will make, if that is known."""
         self.scene = Scene(folder / "journal.jsonl")
         self.deeds: list[Deed] = []
         self._command, self._patience = command, patience
-        self._actuators = Actuators(self.scene, folder, command, seed)
+        self._actuators = Actuators(self.scene, folder, command, seed, steps)
         self._pending = list(plan)
         self._reached: dict[int, float] = {}
         """When each step that a fault waits for was reached."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from echelon.cluster.chaos.deeds import Deed
 from echelon.cluster.chaos.scene import Entry, Scene
 
+_LATE = 3.0
+"""Seconds after the end of a fault in which it may still be noticed."""
 _CLOCKS = 0.002
 """Seconds by which an entry may be older than it should be: its time is rounded."""
 
@@ -39,12 +41,10 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
 def _loss(deed: Deed, scene: Scene) -> None:
     [member] = deed.members
     lost = next((e for e in _since(scene, deed.moment, "lost") if e["member"] == member), None)
-    if lost is None or lost["how"] == "left":
-        deed.note = "the run was over first" if lost else "too short to be noticed"
+    if note := _unnoticed(deed, lost):
+        deed.note = note
         return
-    if lost["how"] == "killed" and deed.fault.verb != "kill":
-        deed.note = "killed before it was noticed"
-        return
+    assert lost is not None
     deed.detected = lost["time"] - deed.moment
     formed = next(_since(scene, lost["time"], "generation"), None)
     if not _took_part(scene, member, lost["time"]):
@@ -54,6 +54,17 @@ def _loss(deed: Deed, scene: Scene) -> None:
         deed.lost_steps = _undone(scene, lost["time"])
     if deed.fault.verb != "kill":
         deed.note = _came_back(deed, scene, lost["time"])
+
+
+def _unnoticed(deed: Deed, lost: Entry | None) -> str | None:
+    """Why a loss is not the consequence of this fault, if so."""
+    if lost is not None and lost["how"] == "left":
+        return "the run was over first"
+    if deed.fault.verb == "kill":
+        return None if lost is not None else "the run was over first"
+    if lost is None or lost["time"] > deed.moment + deed.fault.seconds + _LATE:
+        return "too short to be noticed"
+    return "killed before it was noticed" if lost["how"] == "killed" else None
 
 
 def _took_part(scene: Scene, member: int, moment: float) -> bool:
@@ -77,14 +88,16 @@ def _came_back(deed: Deed, scene: Scene, moment: float) -> str:
 
 
 def _join(deed: Deed, scene: Scene) -> None:
-    came = [e for e in _since(scene, deed.moment, "joined") if e["pid"] in deed.pids]
+    first = {entry["pid"]: entry for entry in reversed(list(_since(scene, deed.moment, "joined")))}
+    came = [entry for pid, entry in first.items() if pid in deed.pids]
     deed.members = [entry["member"] for entry in came]
     if len(came) < deed.fault.count:
         deed.note = "the run was over first"
         return
-    deed.detected = came[-1]["time"] - deed.moment
-    for entry in _since(scene, came[-1]["time"], "generation"):
-        if deed.members[-1] in entry["members"]:
+    last = max(came, key=lambda entry: entry["time"])
+    deed.detected = last["time"] - deed.moment
+    for entry in _since(scene, last["time"], "generation"):
+        if last["member"] in entry["members"]:
             deed.recovered = _next_update(scene, entry["time"], entry["number"], deed.moment)
             return
     deed.note = "the run was over before it took part"

@@ -13,7 +13,6 @@ from echelon.cluster.chaos.trial import Trial, attempt
 from echelon.cluster.chaos.weights import Difference, difference
 from echelon.core.config import Job
 from echelon.core.errors import UserError
-from echelon.loop.limits import Limits
 
 _NAME = 50
 """Characters of a run's name that are kept."""
@@ -61,16 +60,15 @@ def check(job: Job) -> None:
         )
 
 
-def _none(_samples: int) -> Sequence[Fault]:
+def _none(_steps: int | None) -> Sequence[Fault]:
     return ()
 
 
 def _chosen(
-    job: Job, plan: Sequence[Fault], chance: int, seed: int, samples: int
+    job: Job, plan: Sequence[Fault], chance: int, seed: int, steps: int | None
 ) -> Sequence[Fault]:
     if not chance:
         return plan
-    steps = Limits.of(job).total_steps(samples, job.batch_size)
     if steps is None:
         raise UserError("random faults need a job that says how long it is: set epochs or steps")
     return random_plan(chance, seed, workers=job.workers, steps=steps)

@@ -20,6 +20,7 @@ from echelon.core.config import Job
 from echelon.core.errors import EchelonError
 from echelon.data.journal import JOURNAL
 from echelon.loop.audit import audit
+from echelon.loop.limits import Limits
 
 _START_SECONDS = 120.0
 """For the coordinator to be there."""
@@ -69,7 +70,7 @@ class Trial:
 def attempt(
     job: Job,
     arguments: Sequence[str],
-    plan: Callable[[int], Sequence[Fault]],
+    plan: Callable[[int | None], Sequence[Fault]],
     *,
     name: str,
     seed: int = 0,
@@ -77,7 +78,7 @@ def attempt(
 ) -> Trial:
     """Run `echelon train` with these arguments, which make `job`, under faults.
 
-    `plan` makes them once it is known how many samples there are.
+    `plan` makes them once it is known how many steps there will be, if that can be known.
     """
     trial, store = Trial((), seed), Path(job.track.folder)
     before, memory, began = set(store.glob(f"{name}-*")), shared_memory(), time.monotonic()
@@ -87,8 +88,9 @@ def attempt(
             trial.problems.append(f"the run did not start: {command.last_words}")
             return trial
         folder, entry = begun
-        trial.run, trial.folder, trial.plan = folder.name, folder, plan(entry["samples"])
-        left = _follow(trial, command, folder, patience)
+        steps = Limits.of(job).total_steps(entry["samples"], job.batch_size)
+        trial.run, trial.folder, trial.plan = folder.name, folder, plan(steps)
+        left = _follow(trial, command, folder, patience, steps)
         trial.seconds = time.monotonic() - began
         trial.left_behind = [*left, *remains(folder, memory)]
     _conclude(trial, folder)
@@ -111,9 +113,13 @@ def _begun(
     return None
 
 
-def _follow(trial: Trial, command: Command, folder: Path, patience: float) -> list[str]:
+def _follow(
+    trial: Trial, command: Command, folder: Path, patience: float, steps: int | None
+) -> list[str]:
     """Returns which processes it left behind."""
-    controller = Controller(command, folder, trial.plan, trial.seed, patience)
+    controller = Controller(
+        command, folder, trial.plan, seed=trial.seed, patience=patience, steps=steps
+    )
     try:
         controller.follow()
         left = controller.settle()
