@@ -228,6 +228,8 @@ class Run:
         """A run that breaks off leaves its last update behind, if this member has all of it."""
         if self.comm.index or not self.strategy.alone or self.version <= self.writer.saved:
             return
+        if self.comm.on_record(self.version) is False:  # its samples would count as never seen
+            return
         try:
             cut = self.cut(alone=True) if self.strategy.settle() else None
             if cut and cut["strategy"]["version"] == self.version:
