@@ -62,6 +62,8 @@ class ElasticGroup:
         self._number = 0
         self._halt = Halt()
         self._group: Group | None = None
+        self.met = False
+        """Whether there are others, or were in the generation that was the last."""
         self._wanted = False
         self._ended: str | None = None
         self.tell: Callable[[str], None] = unheard
@@ -76,9 +78,9 @@ class ElasticGroup:
         )
         try:
             if number is None:
-                self._group = Group(Place(0, 1, deadline=deadline))
+                self.alone()
             else:
-                self.regroup([0], None)
+                self._meet()
         except BaseException:
             self.end()
             raise
@@ -127,6 +129,18 @@ class ElasticGroup:
         self._enter(found)
         return self._healing(found)
 
+    def alone(self) -> None:
+        self._leave_group()
+        self.met, self.index, self.count = False, 0, 1
+        self._group = Group(Place(0, 1, deadline=self._deadline))
+
+    def _meet(self) -> None:
+        """For the first time; if that is broken off, the others are met as by a newcomer."""
+        try:
+            self.regroup([0], None)
+        except PeerError:
+            self.alone()
+
     def report(self, records: Sequence[Sequence[int]]) -> None:
         if records:
             self._liaison.report([list(record) for record in records])
@@ -172,6 +186,7 @@ class ElasticGroup:
             name=found.name,
         )
         self._group = Group(place, halt=self._halt)
+        self.met = True
 
     def _healing(self, found: Generation) -> Healing:
         if found.source is None:

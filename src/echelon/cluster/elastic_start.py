@@ -66,7 +66,14 @@ def launch_elastic(
             )
             with member_of(group, fatal=True) as results:
                 result = take_part(
-                    job, task, group, run=run, store=store, resume=resume, observers=observers
+                    job,
+                    task,
+                    group,
+                    run=run,
+                    store=store,
+                    resume=resume,
+                    observers=observers,
+                    newcomer=not group.met,
                 )
                 results.append(result)
                 return {**result.summary(), "led": group.index == 0}

@@ -44,7 +44,8 @@ class LenientSupervisor(Supervisor):
             return None
         raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
         own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
-        judged = own or raised or self.ends[-1:]  # the others went on when it was lost
+        failed = [end for end in self.ends if end.failed]
+        judged = own or raised or failed[-1:] or self.ends  # before the last one, others went on
         return verdict(judged, self.seen, self.forwarded, self._crew.count)
 
     def _goes_on(self) -> bool:

@@ -34,6 +34,9 @@ class Fixed:
     def report(self, records: Sequence[Sequence[int]]) -> None:
         """There is no coordinator: member 0 keeps the journal."""
 
+    def alone(self) -> None:
+        """They are as they are."""
+
     def on_record(self, version: int) -> bool | None:  # noqa: ARG002
         """Member 0 writes the journal before it saves."""
         return True

@@ -116,6 +116,10 @@ class Comm(Protocol):
         """What was committed, [epoch, start, stop, first version, last version] each."""
         ...
 
+    def alone(self) -> None:
+        """Leave the others until the next `regroup`: what was begun with them is void."""
+        ...
+
     def on_record(self, version: int) -> bool | None:
         """Whether the updates up to this version are in the journal; None if not yet."""
         ...

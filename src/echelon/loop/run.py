@@ -242,11 +242,9 @@ class Run:
         self.writer.saved = max(self.shelf.versions(), default=0)
 
     def met_again(self) -> None:
-        """In a new generation all know the same, so that all do the same: what is kept apart by
-        each, and not by who was healed, is forgotten."""
+        """All of a new generation do the same: what each kept to itself is forgotten."""
         self._saved_at = -1
-        if self.evaluation is not None:
-            self.evaluation = Evaluation(self.evaluation.values, {}, 0)
+        self.evaluation = self.evaluation and Evaluation(self.evaluation.values, {}, 0)
 
     def tell(self) -> None:
         """Pass on what was noticed where nobody could be told."""

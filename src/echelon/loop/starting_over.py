@@ -68,7 +68,8 @@ def go_back(run: Run) -> None:
         run.load(run.shelf.load("last"), healed=True)
     elif run.version:
         raise TrainingError(NO_STATE)
-    run.comm.rolled_back(run.version, "the state was lost with its last holder")
+    if run.comm.on_record(run.version + 1):
+        run.comm.rolled_back(run.version, "the state was lost with its last holder")
 
 
 def holders(found: Sequence[Holding]) -> list[int]:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from echelon.comm.torn import is_torn
 from echelon.core.config import Job
+from echelon.core.errors import PeerError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts, set_up
@@ -60,27 +62,46 @@ def take_part(
     task = prepare(task)
     watchers = Observers(())
     with threads(job.threads, comm.count) as divide:
-        here = assemble(job, task, comm, watchers)
+        here = _ready(job, task, comm, watchers, store / run / CHECKPOINTS, resume, newcomer)
         with ExitStack() as last, watchers:
             last.callback(lambda: here.strategy.close())  # be it another one by then
             leading = _Leading(here, task, Store(store), run, observers, watchers)
+            leading.resumes = resume
             here.share_cores = divide
             here.rebuild = lambda: set_up(job, task, comm, here.schedule, watchers)
             here.clerk = _Reporter(here)
-            here.shelf.folder = store / run / CHECKPOINTS
-            if resume:
-                here.load(here.shelf.load("last"))
             here.lead = leading.changed
             comm.tell = leading.tell  # while this member waits, the thread that hears it tells
-            here.newcomer = here.gathering = newcomer
-            if resume and comm.index == 0:
-                leading.take_up()
-            if not newcomer:
+            if not here.newcomer:
                 leading.changed()
             result = trained(here, task, run, store / run)
     if leading.leads and result.report is not None:
         try_report(Store(store), run)
     return result
+
+
+def _ready(
+    job: Job,
+    task: Task,
+    comm: Comm,
+    observer: Observer,
+    shelf: Path,
+    resume: bool,
+    newcomer: bool,
+) -> Run:
+    """A run made ready with the others; if one is lost on the way, as a newcomer's is."""
+    try:
+        run = assemble(job, task, comm, observer)
+        run.shelf.folder = shelf
+        if resume and not newcomer:
+            run.load(run.shelf.load("last"))
+    except (PeerError, RuntimeError) as error:
+        if not comm.elastic or newcomer or not (isinstance(error, PeerError) or is_torn(error)):
+            raise
+        comm.alone()
+        return _ready(job, task, comm, observer, shelf, resume, newcomer=True)
+    run.newcomer = run.gathering = newcomer
+    return run
 
 
 class _Leading:
@@ -96,10 +117,12 @@ class _Leading:
         watchers: Observers,
     ) -> None:
         self.leads = False
+        self.resumes = False
+        """Whether the run is an earlier one, and nobody has taken it up yet."""
         self._run, self._task, self._store, self._id = run, task, store, run_id
         self._observers, self._watchers = observers, watchers
 
-    def take_up(self) -> None:
+    def _take_up(self) -> None:
         """An earlier run is ours now."""
         self._run.comm.rolled_back(self._run.version, "the run went on from its checkpoint")
         self._store.resume(self._id, self._run.version)
@@ -116,6 +139,9 @@ class _Leading:
     def changed(self) -> None:
         """There is a new generation."""
         first = self._run.comm.index == 0
+        if first and self.resumes:
+            self._take_up()
+        self.resumes = False
         if first and not self.leads:
             self._lead()
         elif self.leads and not first:  # it was away, and is back as one of the others
