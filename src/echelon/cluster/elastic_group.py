@@ -189,13 +189,12 @@ class ElasticGroup:
         self.met = True
 
     def _healing(self, found: Generation) -> Healing:
-        if found.source is None:
-            return Healing()
-        chosen, sends = [found.source, *found.behind], found.index == found.source
+        chosen = [] if found.source is None else [found.source, *found.behind]
         if found.index not in chosen:
-            return Healing()
+            return Healing(recorded=found.recorded)
         peers = self._present().collective(chosen) if found.behind else None
-        return Healing(peers, sends, found.anew and sends)
+        sends = found.index == found.source
+        return Healing(peers, sends, found.anew and sends, found.recorded)
 
     def _order(self, why: str, urgent: bool) -> None:
         """Called by the liaison's thread: the coordinator wants another generation."""

@@ -52,7 +52,7 @@ class LenientSupervisor(Supervisor):
         """Whoever joined from elsewhere goes on without us; the coordinator knows until when."""
         if self._crew.alive:
             return True
-        raised = any(end.fault is not None for end in self.ends)
+        raised = any(end.fault and end.fault.kind != RunEnded.__name__ for end in self.ends)
         if self.result or raised or self._over or self.forwarded:
             return False
         if not self._left_alone:

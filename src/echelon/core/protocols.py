@@ -90,6 +90,8 @@ class Healing(NamedTuple):
     """Whether this member is the one who is ahead."""
     anew: bool = False
     """Whether nobody has the run's state: this member has to begin where a checkpoint ends."""
+    recorded: int = 0
+    """The last version on record."""
 
 
 class Comm(Protocol):

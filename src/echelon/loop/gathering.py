@@ -16,7 +16,7 @@ from echelon.core.protocols import Healing
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.run import Run
-from echelon.loop.starting_over import go_back, holding, start_over
+from echelon.loop.starting_over import Holding, go_back, holding, start_over
 
 SLOW = 1.5
 """A member so much slower than the others is worth a word."""
@@ -56,7 +56,7 @@ def _meet_again(run: Run) -> None:
     if run.strategy.alone:
         _rejoin(run, healing)
     else:
-        start_over(run, mine)
+        start_over(run, mine if mine.version <= healing.recorded else Holding())
     run.newcomer = False
     run.met_again()
     run.lead()
@@ -70,7 +70,7 @@ def _rejoin(run: Run, healing: Healing) -> None:
     run.strategy.rejoin()
     run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
     if healing.anew:
-        go_back(run)
+        go_back(run, healing.recorded)
     if healing.peers is None:
         return
     if healing.sends:

@@ -62,13 +62,13 @@ def start_over(run: Run, mine: Holding) -> None:
             run.notice(f"went back from step {before} to the checkpoint of step {run.version}")
 
 
-def go_back(run: Run) -> None:
+def go_back(run: Run, recorded: int) -> None:
     """Nobody who is here has the run's state: begin where the last checkpoint ends."""
     if run.shelf.versions():
         run.load(run.shelf.load("last"), healed=True)
     elif run.version:
         raise TrainingError(NO_STATE)
-    if run.comm.on_record(run.version + 1):
+    if recorded > run.version:
         run.comm.rolled_back(run.version, "the state was lost with its last holder")
 
 
