@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from echelon import cross_entropy
 from echelon.comm.group import Group
 from echelon.comm.solo import Solo
+from echelon.core.config import TensorSection
+from echelon.core.config.parallel import Cut
 from echelon.core.task import Task
-from echelon.core.types import Batch
+from echelon.core.types import Batch, Parallel
 from echelon.strategy.batch_norm import attend, synchronise, unsynchronise
 
 from . import members, networks
@@ -33,6 +35,11 @@ def network(dims: int, bias: bool = True, **options: Any) -> nn.Module:
         norm.register_parameter("bias", None)
     first = CONVOLUTIONS[dims - 1](2, 4, 3, padding=1)
     return nn.Sequential(first, norm, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4**dims, 3)).double()
+
+
+def two_layers_after_it() -> nn.Module:
+    body = list(network(1, track_running_stats=False).children())[:-1]
+    return nn.Sequential(*body, nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
 def images(dims: int) -> Batch:
@@ -78,6 +85,31 @@ def test_every_form_ends_and_evaluates_as_in_one_process() -> None:
 
     found = members.run(3, work)  # of 2 samples to evaluate, one member has none
     assert max(max(values) for values in found.values()) <= 1e-9, found
+
+
+def test_teams_that_cut_layers_evaluate_as_one_process_where_no_statistics_are_kept() -> None:
+    def trained(comm: Group | None) -> tuple[dict[str, Tensor], float]:
+        mesh = {} if comm is None else {"data": 2, "tensor": 2}
+        plan: dict[str, Cut] = {"4": "columns", "6": "rows"}
+        built = strategy(
+            "single" if comm is None else "tensor",
+            Task(two_layers_after_it, cross_entropy),
+            parallel=Parallel(mesh=mesh, tensor=TensorSection(plan=plan)),
+            comm=comm,
+        )
+        index, count, batch = built.shard.index, built.shard.count, images(1)
+        steps(built, [networks.part(batch, index, count)] * 3)
+        few: Batch = {name: column[:3] for name, column in batch.items()}  # type: ignore[misc]
+        looked = built.compute(networks.part(few, index, count), backward=False)
+        return built.state_dict()["model"], float(built.total(looked).loss_sum)
+
+    expected, loss = trained(None)
+
+    def work(group: Group) -> list[float]:
+        mine, looked = trained(group)
+        return [difference(mine, expected), abs(looked - loss)]
+
+    assert max(members.run(4, work)) <= 1e-9
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

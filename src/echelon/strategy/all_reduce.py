@@ -63,6 +63,10 @@ class AllReduce(Synchronous):
     def _meet_members(self) -> None:
         self.shard = Shard(self._comm.index, self._comm.count)
         self._peers: Collective = self._comm.collective(device=self._numerics.device)
+        self._meet_in_layers()
+
+    def _meet_in_layers(self) -> None:
+        """Batch norm looks at the samples of all who share a batch."""
         self._lockstep = self._meets = False
         if self._peers.count > 1 and self._parallel.sync.batch_norm == "synchronised":
             self._lockstep = synchronise(self.model, self._peers, always=True)

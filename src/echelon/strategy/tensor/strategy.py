@@ -53,9 +53,7 @@ class Tensor(AllReduce):
         make_alike(self.model, self._everybody, self._parallel.sync.skip_init)
         self._peers = comm.collective(range(place, comm.count, along), device=device)
         self._team = comm.collective(range(team * along, (team + 1) * along), device=device)
-        self._lockstep = False
-        if data > 1 and self._parallel.sync.batch_norm == "synchronised":
-            self._lockstep = synchronise(self.model, self._peers)
+        self._meet_in_layers()
         self._cuts: list[Cut] = self._cut() if along > 1 else []
         self.whole = not self._cuts
 
@@ -131,7 +129,7 @@ class Tensor(AllReduce):
             self.model, self._forward, self._micro, self._loss_sum, self.version, self._spoilt()
         )
         if self._lockstep:
-            synchronise(self.model, self._peers)
+            synchronise(self.model, self._peers, always=True)
         return agree(self._everybody, words, blame(self._micro, self._loss_sum))
 
     def _spoilt(self) -> list[str]:
