@@ -20,6 +20,7 @@ from typing import Self
 
 from echelon.cluster.child import die_with
 
+PROGRAM = [sys.executable, "-m", "echelon"]
 _CHUNK = 1 << 16
 _KEPT = 10_000
 """Lines of output that are remembered."""
@@ -36,7 +37,7 @@ class Command:
         self._output = b""
         self._partial = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "echelon", *arguments],
+            [*PROGRAM, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

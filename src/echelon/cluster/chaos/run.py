@@ -13,6 +13,7 @@ from echelon.cluster.chaos.trial import Trial, attempt
 from echelon.cluster.chaos.weights import Difference, difference
 from echelon.core.config import Job
 from echelon.core.errors import UserError
+from echelon.loop.limits import Limits
 
 _NAME = 50
 """Characters of a run's name that are kept."""
@@ -35,6 +36,8 @@ def endure(
     `arguments` are what `echelon train` has to be given to run it. `told` hears of every trial.
     """
     check(job)
+    if chance:
+        check_length(job)
     report, name = Report(), (job.name or "job")[:_NAME]
     if reference:
         report.reference = attempt(job, arguments, _none, name=f"{name}-calm", patience=patience)
@@ -60,6 +63,12 @@ def check(job: Job) -> None:
         )
 
 
+def check_length(job: Job) -> None:
+    """Random faults are spread over a run whose length is known."""
+    if Limits.of(job).total_steps(1, 1) is None:
+        raise UserError("random faults need a job that says how long it is: set epochs or steps")
+
+
 def _none(_steps: int | None) -> Sequence[Fault]:
     return ()
 
@@ -69,8 +78,7 @@ def _chosen(
 ) -> Sequence[Fault]:
     if not chance:
         return plan
-    if steps is None:
-        raise UserError("random faults need a job that says how long it is: set epochs or steps")
+    assert steps is not None, "checked before"
     return random_plan(chance, seed, workers=job.workers, steps=steps)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from echelon.checkpoint import Shelf
 from echelon.core.config import Job
@@ -16,7 +17,6 @@ from echelon.task import load_task
 
 ALIKE = 1e-4
 """The largest difference of a weight that rounding may make."""
-_OWN_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,10 @@ def _unlike(job: Job, folder: Path, cuts: list[dict[str, Any]]) -> str | None:
     versions = [cut["strategy"]["version"] for cut in cuts]
     if len(set(versions)) > 1:
         return f"they made {versions[0]:,} and {versions[1]:,} updates"
-    model = final_model(job, load_task(job), folder)
-    if any(
-        isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules()
-    ):
+    modules = list(final_model(job, load_task(job), folder).modules())
+    if any(isinstance(module, _DropoutNd) and module.p for module in modules):
         return "dropout draws anew for other members"
-    if any(isinstance(module, _OWN_STATISTICS) for module in model.modules()):
+    own = job.sync.batch_norm == "local"
+    if own and any(isinstance(module, _BatchNorm) for module in modules):
         return "batch norm's statistics are of each member's own samples"
     return None
