@@ -44,7 +44,8 @@ def train(
         values = _merged(known.job.model_dump(mode="json"), settings)
     said = {key: value for key, value in given.items() if value is not None}
     if known is not None:
-        values |= rearranged([*said, *settings]) | {k: settings[k] for k in settings if k == "mesh"}
+        forgotten = rearranged(settings | said)
+        values |= forgotten | {k: settings[k] for k in settings if k in ("mesh", *forgotten)}
     values |= said
     if isinstance(task, Task):
         job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy, check_python])

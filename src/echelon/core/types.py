@@ -14,6 +14,7 @@ from echelon.core.config.parallel import (
     SyncSection,
     TensorSection,
 )
+from echelon.core.config.server import ParameterServerSection
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,9 @@ class Ask(IntEnum):
     """Meet again: somebody wants to join."""
     SIGNAL = 1 << 36
     """Stop: this member got a signal."""
+    MEET = 1 << 48
+    """Come together: something is due that all do at the same version. Only a server asks for
+    it, so there is no need for more room."""
 
     def among(self, asked: int) -> bool:
         """Whether anybody asked for this."""
@@ -132,5 +136,6 @@ class Parallel:
     sharded: ShardedSection = field(default_factory=ShardedSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     tensor: TensorSection = field(default_factory=TensorSection)
+    servers: ParameterServerSection = field(default_factory=ParameterServerSection)
     balance: bool = True
     """Whether parts of a batch follow the members' speeds, where members come and go."""

@@ -128,6 +128,7 @@ def parallel(job: Job, members: int | None = None) -> Parallel:
         sharded=job.sharded,
         pipeline=job.pipeline,
         tensor=job.tensor,
+        servers=job.parameter_server,
         balance=job.elastic.balance,
     )
 
@@ -135,6 +136,7 @@ def parallel(job: Job, members: int | None = None) -> Parallel:
 def check_task(job: Job, task: Task) -> None:
     """Refuse a job and a task that contradict each other, or this machine."""
     find_device(job.device)
+    strategy.check_task(job, task)
     if task.train is None or len(task.train) == 0:
         raise TaskError(f"task {task.name!r} has no training samples")
     if task.optimizer is not None and job.optimizer != OptimizerSection():

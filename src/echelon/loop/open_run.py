@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ class KnownRun:
     fitted: dict[str, Any]
 
 
-def rearranged(given: Collection[str]) -> dict[str, Any]:
-    """What a resumed run forgets of its arrangement because these keys are given anew."""
+def rearranged(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run forgets of its arrangement because these settings are given anew."""
     forgotten: dict[str, Any] = {}
     if "mesh" not in given and {"strategy", "workers"} & set(given):
         forgotten["mesh"] = {}
+    if given.get("strategy", "parameter_server") != "parameter_server":
+        forgotten["parameter_server"] = {}
     if "workers" not in given and "mesh" in given:
         forgotten["workers"] = 1
     return forgotten
@@ -51,7 +53,7 @@ def load_run(
     config = found.folder / CONFIG
     if not config.is_file():
         raise RunError(f"run {found.id!r} never began to train: there is no {config}")
-    forgotten = rearranged({text.partition("=")[0] for text in overrides})
+    forgotten = rearranged({key: value for key, _, value in (t.partition("=") for t in overrides)})
     reset = [f"{key}={value}" for key, value in forgotten.items()]
     job = load_job(config, [*reset, *overrides], checks=checks).job
     return KnownRun(found.id, found.folder, job, read_fitted(found.folder))

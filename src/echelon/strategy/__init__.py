@@ -1,5 +1,21 @@
 """One file per way to synchronise."""
 
-from echelon.strategy.registry import arrangement, build, can_do_without, check, names
+from echelon.strategy.registry import (
+    arrangement,
+    build,
+    can_do_without,
+    check,
+    check_task,
+    has_servers,
+    names,
+)
 
-__all__ = ["arrangement", "build", "can_do_without", "check", "names"]
+__all__ = [
+    "arrangement",
+    "build",
+    "can_do_without",
+    "check",
+    "check_task",
+    "has_servers",
+    "names",
+]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from echelon.core.config import Axis, Job
 from echelon.core.errors import ConfigError, unknown
 from echelon.core.protocols import Inspector, Schedule, Strategy
+from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel
 
 
@@ -19,6 +20,8 @@ class Row(NamedTuple):
     axis: Axis | None
     elastic: bool = False
     """Whether members can go on without one that is lost."""
+    servers: bool = False
+    """Whether weights and optimizer live in processes of their own."""
 
 
 _ROWS = {
@@ -27,6 +30,9 @@ _ROWS = {
     "all_reduce": Row("all_reduce", "AllReduce", "data", elastic=True),
     "sharded": Row("sharded", "Sharded", "sharded", elastic=True),
     "tensor": Row("tensor", "Tensor", "tensor"),
+    "parameter_server": Row(
+        "parameter_server", "ParameterServer", "data", elastic=True, servers=True
+    ),
 }
 
 
@@ -56,13 +62,47 @@ def check(job: Job) -> None:
             f"elastic.enabled has no effect with strategy {job.strategy!r} (it has with {able})",
             ("elastic", "enabled"),
         )
+    _check_servers(job)
     readers = arrangement(job).get("data", 1) * arrangement(job).get("sharded", 1)
+    if has_servers(job):
+        readers = job.parameter_server.pushes(job.workers)
     if job.batch_size < readers:
         raise ConfigError(
             f"batch_size = {job.batch_size}: {readers} members share each batch, "
             f"so it needs as many samples at least",
             ("batch_size",),
         )
+
+
+def check_task(job: Job, task: Task) -> None:
+    """Refuse a task that this strategy cannot train."""
+    if has_servers(job) and task.optimizer is not None:
+        raise ConfigError(
+            f"the task brings its own optimizer, but with strategy {job.strategy!r} it is the "
+            f"servers that apply gradients: set `optimizer` in the job instead",
+            ("strategy",),
+        )
+
+
+def _check_servers(job: Job) -> None:
+    given = job.parameter_server.model_dump(exclude_defaults=True)
+    if not has_servers(job) and given:
+        key = next(iter(given))
+        raise ConfigError(
+            f"parameter_server.{key} has no effect with strategy {job.strategy!r}",
+            ("parameter_server", key),
+        )
+    if has_servers(job) and job.elastic.enabled is False:
+        raise ConfigError(
+            f"elastic.enabled = false has no effect with strategy {job.strategy!r}: its trainers "
+            f"can always do without each other",
+            ("elastic", "enabled"),
+        )
+
+
+def has_servers(job: Job) -> bool:
+    """Whether this job's weights live in server processes."""
+    return _ROWS[job.strategy].servers
 
 
 def can_do_without(job: Job) -> bool:

@@ -20,6 +20,7 @@ from echelon.core.config.running import (
     StopSection,
     TrackSection,
 )
+from echelon.core.config.server import ParameterServerSection
 
 __all__ = [
     "AugmentSection",
@@ -33,6 +34,7 @@ __all__ = [
     "Job",
     "JobFile",
     "OptimizerSection",
+    "ParameterServerSection",
     "PipelineSection",
     "ScheduleSection",
     "Section",

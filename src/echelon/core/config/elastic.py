@@ -12,7 +12,7 @@ class ElasticSection(Section):
 
     enabled: bool | None = None
     """Whether those who are left go on when a member is lost; by default wherever the strategy can
-    (`all_reduce`, `sharded`)."""
+    (`all_reduce`, `sharded`, `parameter_server`)."""
     min_workers: PositiveInt = 1
     """With fewer members than this the run waits for others to join."""
     wait: PositiveFloat = 600.0

@@ -25,6 +25,7 @@ from echelon.core.config.running import (
     StopSection,
     TrackSection,
 )
+from echelon.core.config.server import ParameterServerSection
 
 DEFAULT_EPOCHS = 10
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -78,6 +79,7 @@ class Job(Section):
     sharded: ShardedSection = ShardedSection()
     pipeline: PipelineSection = PipelineSection()
     tensor: TensorSection = TensorSection()
+    parameter_server: ParameterServerSection = ParameterServerSection()
     elastic: ElasticSection = ElasticSection()
 
     evaluate: EvaluateSection = EvaluateSection()
@@ -134,6 +136,17 @@ class Job(Section):
                 f"elastic.min_workers = {self.elastic.min_workers}, but only {self.workers} "
                 f"workers are started",
                 "elastic.min_workers",
+                "workers",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        quorum = self.parameter_server.quorum
+        if isinstance(quorum, int) and quorum > self.workers:
+            raise SettingError(
+                f"parameter_server.quorum = {quorum}, but only {self.workers} workers are started",
+                "parameter_server.quorum",
                 "workers",
             )
         return self

@@ -1,0 +1,84 @@
+"""Weights on servers: one dial from synchronous to asynchronous."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+
+from echelon.core.config.base import Section, SettingError
+
+
+def _nothing(value: Any) -> Any:
+    """`none` is what people write where YAML wants `null`."""
+    return None if value == "none" else value
+
+
+class ParameterServerSection(Section):
+    """Where the weights live, and which gradients make an update."""
+
+    servers: PositiveInt = 1
+    """Processes that hold a part of the weights and the optimizer's state each."""
+    replicas: Literal[0, 1] = 0
+    """1: each server has a twin that takes over when it is lost, with nothing lost. 0: the run then
+    goes back to its last checkpoint."""
+    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_nothing)] = 0
+    """How many updates may lie between the weights a gradient was computed on and those it is
+    applied to; `none`: any number."""
+    quorum: PositiveInt | Literal["all"] | None = None
+    """How many trainers' gradients make one update; if not given, all where staleness is 0, else
+    one."""
+    plane: Literal["auto", "memory", "tcp"] = "auto"
+    """How gradients and weights travel; `auto`: shared memory on one machine, TCP between them."""
+    address: str = "127.0.0.1"
+    """Where the servers listen; trainers of other machines need one that they can reach."""
+    compensate: NonNegativeFloat = 0.0
+    """Delay compensation: how much of the weights' movement since a gradient was computed is taken
+    into account, by the square of the gradient."""
+    scale: Literal["none", "staleness"] = "none"
+    """`staleness`: the learning rate of an update is divided by 1 + its staleness."""
+
+    @property
+    def together(self) -> bool:
+        """Whether every update is made by all trainers, on the same weights."""
+        return self.staleness == 0 and self.quorum in ("all", None)
+
+    def pushes(self, members: int) -> int:
+        """How many trainers' gradients make an update where there are so many trainers."""
+        if isinstance(self.quorum, int):
+            return min(self.quorum, members)
+        return members if self.together else 1
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.quorum == "all" and self.staleness != 0:
+            raise SettingError(
+                f"parameter_server.staleness = {_told(self.staleness)} has no effect where the "
+                f"quorum is 'all': each update waits for every trainer",
+                "staleness",
+                "quorum",
+            )
+        idle = {"compensate": self.compensate > 0, "scale": self.scale != "none"}
+        for key, given in idle.items():
+            if given and self.staleness == 0:
+                raise SettingError(
+                    f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
+                )
+        if self.plane == "memory" and self.address != "127.0.0.1":
+            raise SettingError(
+                f"parameter_server.address = {self.address!r} has no effect on plane 'memory', "
+                f"which is for trainers of this machine",
+                "address",
+                "plane",
+            )
+        return self
+
+
+def _told(staleness: int | None) -> str:
+    return "none" if staleness is None else str(staleness)
