@@ -43,6 +43,9 @@ def chaos(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds without an update that count as a hang.")
     ] = 120.0,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far weights may be from the fault-free run's.")
+    ] = 1e-4,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object on stdout.")
     ] = False,
@@ -73,6 +76,7 @@ def chaos(
             seeds=range(seed, seed + runs),
             reference=reference,
             patience=patience,
+            tolerance=tolerance,
             told=lambda *found: None if as_json else show(out, *found),
         )
     except KeyboardInterrupt:

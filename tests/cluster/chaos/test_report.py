@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from rich.console import Console
 
 from echelon.checkpoint import Shelf
 from echelon.cluster.chaos.deeds import Deed
+from echelon.cluster.chaos.figures import kinds
 from echelon.cluster.chaos.plan import read_plan
 from echelon.cluster.chaos.report import Report, show, show_all
-from echelon.cluster.chaos.run import endure
+from echelon.cluster.chaos.run import endure, unlike
 from echelon.cluster.chaos.trial import Trial
 from echelon.cluster.chaos.weights import Difference, difference
 from echelon.core.config import Job, job_from
@@ -62,9 +65,22 @@ def test_every_fault_has_its_row_and_the_end_its_verdict() -> None:
     assert "exactly once: 2 epochs finished" in text
     assert "no process, shared memory or file is left behind" in text
     assert "held-out (without faults): loss 0.5000 (0.2500); 12.0 s (11.0 s)" in text
-    assert "largest difference of a weight: 3.0e-07 (at most 0.0001 is rounding)" in text
+    assert "largest difference of a weight: 3.0e-07 (up to 0.0001 is rounding)" in text
     assert "2 faults (1 skipped) in 1 runs: 1 finished, 1 exactly once; " in text
-    assert "worst detection 0.25 s, worst recovery 0.50 s" in text
+    took = "losses detected after 0.25 s (worst 0.25 s), recovered after 0.50 s (worst 0.50 s)"
+    assert took in text
+    assert json.loads(text.splitlines()[-1]) == report.totals()
+
+
+def test_several_runs_are_summed_up_by_the_kind_of_fault() -> None:
+    report, later = Report(), a_trial()
+    later.deeds[0].detected, later.deeds[0].recovered = 0.75, None
+    report.add(a_trial(), None)
+    report.add(later, None)
+    rows = [" ".join(line.split()) for line in shown(later, report).splitlines()]
+    assert "freeze coordinator 2 – –" in rows
+    assert "kill leader 2 0.50 s (worst 0.75 s) 0.50 s (worst 0.50 s)" in rows
+    assert [kind.name for kind in kinds(report.deeds)] == ["freeze coordinator", "kill leader"]
 
 
 def test_what_should_not_be_is_told_and_counted() -> None:
@@ -103,11 +119,48 @@ def test_the_report_is_plain_data() -> None:
     ("found", "words"),
     [
         (Difference(0.5, "dropout draws anew for other members"), "5.0e-01; dropout draws anew"),
-        (Difference(0.5, None), "5.0e-01: more than rounding makes (0.0001)"),
+        (Difference(0.5, None), "5.0e-01, more than 0.0001"),
+        (Difference(0.5, None, 1.0), "5.0e-01 (up to 1 is rounding)"),
     ],
 )
 def test_weights_that_differ_say_whether_they_may(found: Difference, words: str) -> None:
     assert words in shown(a_trial(), None, found)
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (Difference(0.5, None, 1.0), None),
+        (Difference(0.5, "dropout draws anew for other members"), None),
+        (Difference(0.5, None), "a weight differs by 5.0e-01, which is more than 0.0001"),
+        (Difference(math.nan, None), "a weight differs by nan, which is more than 0.0001"),
+    ],
+)
+def test_weights_that_differ_are_a_problem_unless_they_may(
+    found: Difference, problem: str | None
+) -> None:
+    trial, calm = a_trial(), Trial((), 0, summary={"steps": 10})
+    assert found.problem == problem
+    assert unlike(Job(), trial, calm, found) == ([] if problem is None else [problem])
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({}, 1), ({"minutes": 1}, 0), ({"stop": {"patience": 3}}, 0)]
+)
+def test_a_run_of_another_length_is_a_problem_where_its_length_is_given(
+    settings: dict[str, object], count: int
+) -> None:
+    calm = Trial((), 0, summary={"steps": 1011})
+    found = unlike(job_from(settings), a_trial(), calm, Difference(0.0, None))
+    assert found == ["it made 10 updates, and 1,011 without faults"][:count]
+
+
+def test_a_weight_that_is_not_a_number_is_not_lost_among_others(tmp_path: Path) -> None:
+    for run, value in (("one", math.nan), ("other", 0.0)):
+        model = {"a": torch.ones(2), "b": torch.tensor(value), "c": torch.ones(0)}
+        cut = {"strategy": {"version": len(run), "model": model}}
+        Shelf(tmp_path / run / "checkpoints").save(len(run), cut)
+    assert math.isnan(difference(Job(), tmp_path / "one", tmp_path / "other").largest)
 
 
 def saved(folder: Path, version: int, value: float) -> Path:

@@ -175,3 +175,20 @@ def test_slowness_is_noticed_where_batches_are_divided_anew(path: Path) -> None:
     shares = {"kind": "shares", "time": 4.0, "generation": 1, "version": 2, "shares": [1, 0]}
     deed = measured(path, "slow trainer:1@step=1 by 4x for 2s", shares, members=[1])
     assert (deed.detected, deed.note) == (1.0, "batches are divided anew")
+
+
+def test_slowness_that_nobody_felt_says_so(path: Path) -> None:
+    deed = measured(path, "slow trainer:1@step=1 by 4x for 2s", members=[1])
+    assert (deed.detected, deed.note) == (None, "nobody had to wait for long")
+
+
+def test_a_loss_is_the_doing_of_the_fault_that_came_last(path: Path) -> None:
+    write(path, *BEGINNING, lost(1, 6.0, "frozen"), formed(2, 6.0, 0), committed(2, 6.5, 2))
+    scene = Scene(path)
+    scene.update()
+    cut_off = Deed(plan("partition trainer:1@step=1 for 1s"), 1, 3.0, members=[1], pids=[11])
+    frozen = Deed(plan("freeze trainer:1@step=1 for 4s"), 1, 4.5, members=[1], pids=[11])
+    for deed in (deeds := [cut_off, frozen]):
+        measure(deed, scene, deeds)
+    assert (cut_off.detected, cut_off.note) == (None, "too short to be noticed")
+    assert (frozen.detected, frozen.recovered) == (1.5, 2.0)

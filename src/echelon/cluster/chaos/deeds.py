@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +50,6 @@ class Deed:
             "note": self.note,
             "problem": self.problem,
         }
-
-
-def worst(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from echelon.cluster.chaos.deeds import Deed
 from echelon.cluster.chaos.scene import Entry, Scene
 
 _LATE = 3.0
 """Seconds after the end of a fault in which it may still be noticed."""
+_LOSING = ("kill", "freeze", "partition")
 _CLOCKS = 0.002
 """Seconds by which an entry may be older than it should be: its time is rounded."""
 
 
-def measure(deed: Deed, scene: Scene) -> None:
-    """Fill in what became of a fault."""
+def measure(deed: Deed, scene: Scene, others: Sequence[Deed] = ()) -> None:
+    """Fill in what became of a fault; `others` may be to blame for what seems to be."""
     if deed.skipped is not None:
         return
     verb = deed.fault.verb
@@ -24,8 +25,8 @@ def measure(deed: Deed, scene: Scene) -> None:
         _join(deed, scene)
     elif verb == "slow":
         _slow(deed, scene)
-    elif verb in ("kill", "freeze", "partition"):
-        _loss(deed, scene)
+    elif verb in _LOSING:
+        _loss(deed, scene, others)
 
 
 def _coordinator(deed: Deed, scene: Scene) -> None:
@@ -38,10 +39,10 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
         deed.recovered = _next_update(scene, again["time"], 0, deed.moment)
 
 
-def _loss(deed: Deed, scene: Scene) -> None:
+def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:
     [member] = deed.members
     lost = next((e for e in _since(scene, deed.moment, "lost") if e["member"] == member), None)
-    if note := _unnoticed(deed, lost):
+    if note := _unnoticed(deed, lost) or _another_ones(deed, lost, others):
         deed.note = note
         return
     assert lost is not None
@@ -65,6 +66,17 @@ def _unnoticed(deed: Deed, lost: Entry | None) -> str | None:
     if lost is None or lost["time"] > deed.moment + deed.fault.seconds + _LATE:
         return "too short to be noticed"
     return "killed before it was noticed" if lost["how"] == "killed" else None
+
+
+def _another_ones(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str | None:
+    """Something else befell the same member once this was over."""
+    if deed.fault.verb == "kill" or lost is None:
+        return None
+    over = deed.moment + deed.fault.seconds
+    later = (other for other in others if over < other.moment <= lost["time"])
+    if any(other.members == deed.members and other.fault.verb in _LOSING for other in later):
+        return "too short to be noticed"
+    return None
 
 
 def _took_part(scene: Scene, member: int, moment: float) -> bool:
@@ -109,7 +121,7 @@ def _slow(deed: Deed, scene: Scene) -> None:
     signs = [e for kind in ("shares", "stalled") for e in _since(scene, deed.moment, kind)]
     times = [entry["time"] for entry in signs if entry["time"] <= until]
     deed.detected = min(times) - deed.moment if times else None
-    deed.note = "batches are divided anew" if times else "too short to be noticed"
+    deed.note = "batches are divided anew" if times else "nobody had to wait for long"
 
 
 def _next_update(scene: Scene, moment: float, generation: int, since: float) -> float | None:

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echelon.cluster.chaos.deeds import Deed, worst
+from echelon.cluster.chaos.deeds import Deed
+from echelon.cluster.chaos.figures import Figures, kinds, losses
 from echelon.cluster.chaos.trial import Trial
-from echelon.cluster.chaos.weights import ALIKE, Difference
+from echelon.cluster.chaos.weights import Difference
+from echelon.track.text import to_json
 
 _NOTHING = "–"
 
@@ -38,8 +40,15 @@ class Report:
         self.trials.append(trial)
         self.differences.append(difference)
 
-    def as_data(self) -> dict[str, Any]:
-        """As plain JSON data."""
+    @property
+    def largest(self) -> float | None:
+        """The largest difference of a weight from the fault-free run's."""
+        known = [found.largest for found in self.differences if found is not None]
+        return max(known) if known else None
+
+    def totals(self) -> dict[str, Any]:
+        """All in all, as plain JSON data."""
+        found = losses(self.deeds)
         return {
             "ok": not self.problems,
             "runs": len(self.trials),
@@ -47,9 +56,17 @@ class Report:
             "skipped": sum(len(trial.deeds) for trial in self.trials) - len(self.deeds),
             "finished": sum(trial.finished for trial in self.trials),
             "exactly_once": sum(trial.exactly_once for trial in self.trials),
-            "worst_detection_s": worst([deed.detected for deed in _losses(self.deeds)]),
-            "worst_recovery_s": worst([deed.recovered for deed in _losses(self.deeds)]),
-            "weight_difference": worst([d.largest for d in self.differences if d is not None]),
+            "left_behind": sum(len(trial.left_behind) for trial in self.trials),
+            "median_detection_s": found.detected.median,
+            "worst_detection_s": found.detected.worst,
+            "median_recovery_s": found.recovered.median,
+            "worst_recovery_s": found.recovered.worst,
+            "weight_difference": self.largest,
+        }
+
+    def as_data(self) -> dict[str, Any]:
+        """With every run and every fault."""
+        return self.totals() | {
             "problems": self.problems,
             "reference": self.reference and self.reference.as_data(),
             "trials": [
@@ -57,11 +74,6 @@ class Report:
                 for trial, d in zip(self.trials, self.differences, strict=True)
             ],
         }
-
-
-def _losses(deeds: Sequence[Deed]) -> list[Deed]:
-    """Faults that cost somebody; how long a newcomer takes to start is another matter."""
-    return [deed for deed in deeds if deed.fault.verb in ("kill", "freeze", "partition")]
 
 
 def show(out: Console, trial: Trial, reference: Trial | None, found: Difference | None) -> None:
@@ -79,29 +91,51 @@ def show(out: Console, trial: Trial, reference: Trial | None, found: Difference 
 
 
 def show_all(out: Console, report: Report) -> None:
-    """The sum of several trials."""
-    data = report.as_data()
-    worst_s = (data["worst_detection_s"], data["worst_recovery_s"])
-    detection, recovery = (_NOTHING if s is None else f"{s:.2f} s" for s in worst_s)
-    out.print(
-        Text(
-            f"{data['faults']} faults ({data['skipped']} skipped) in {data['runs']} runs: "
-            f"{data['finished']} finished, {data['exactly_once']} exactly once; "
-            f"worst detection {detection}, worst recovery {recovery}",
-            "red" if report.problems else "green",
-        )
-    )
+    """The sum of all trials; its last line is for machines."""
+    if len(report.trials) > 1:
+        out.print(_by_kind(report.deeds))
+        out.print()
     for problem in report.problems:
-        out.print(Text(f"  {problem}", "red"))
+        out.print(Text(problem, "red"))
+    out.print(Text(_sum(report), "red" if report.problems else "green"))
+    out.print(Text(to_json(report.totals())), soft_wrap=True)
+
+
+def _sum(report: Report) -> str:
+    data, found = report.totals(), losses(report.deeds)
+    return (
+        f"{data['faults']} faults ({data['skipped']} skipped) in {data['runs']} runs: "
+        f"{data['finished']} finished, {data['exactly_once']} exactly once; losses detected after "
+        f"{_both(found.detected)}, recovered after {_both(found.recovered)}"
+    )
+
+
+def _by_kind(deeds: Sequence[Deed]) -> Table:
+    table = _columns(("KIND", "COUNT", "DETECTED", "RECOVERED"))
+    for kind in kinds(deeds):
+        figures = (_both(kind.detected), _both(kind.recovered))
+        table.add_row(kind.name, str(kind.happened), *figures)
+    return table
+
+
+def _both(figures: Figures) -> str:
+    if figures.median is None or figures.worst is None:
+        return _NOTHING
+    return f"{figures.median:.2f} s (worst {figures.worst:.2f} s)"
 
 
 def _table(deeds: Sequence[Deed]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, name in enumerate(("FAULT", "HIT", "STEP", "DETECTED", "RECOVERED", "LOST", "")):
-        number = 1 < place < 6
-        table.add_column(name, justify="right" if number else "left", no_wrap=number)
+    table = _columns(("FAULT", "HIT", "STEP", "DETECTED", "RECOVERED", "LOST", ""))
     for deed in deeds:
         table.add_row(*map(Text, _row(deed)))
+    return table
+
+
+def _columns(names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in names:
+        number = name in ("STEP", "COUNT", "DETECTED", "RECOVERED", "LOST")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number)
     return table
 
 
@@ -144,5 +178,5 @@ def _weights(found: Difference) -> Text:
     if found.unlike is not None:
         return Text(f"{words}; {found.unlike}")
     if found.is_alike:
-        return Text(f"{words} (at most {ALIKE:g} is rounding)", "green")
-    return Text(f"{words}: more than rounding makes ({ALIKE:g})", "yellow")
+        return Text(f"{words} (up to {found.tolerance:g} is rounding)", "green")
+    return Text(f"{words}, more than {found.tolerance:g}", "red")

@@ -10,7 +10,7 @@ from echelon.cluster.chaos.chance import random_plan
 from echelon.cluster.chaos.plan import Fault
 from echelon.cluster.chaos.report import Report
 from echelon.cluster.chaos.trial import Trial, attempt
-from echelon.cluster.chaos.weights import Difference, difference
+from echelon.cluster.chaos.weights import ALIKE, Difference, difference
 from echelon.core.config import Job
 from echelon.core.errors import UserError
 from echelon.loop.limits import Limits
@@ -29,11 +29,13 @@ def endure(
     seeds: Sequence[int] = (0,),
     reference: bool = True,
     patience: float = 120.0,
+    tolerance: float = ALIKE,
     told: Told = lambda _trial, _reference, _difference: None,
 ) -> Report:
     """Run `job` under `plan`, or once for every seed under `chance` faults made from it.
 
     `arguments` are what `echelon train` has to be given to run it. `told` hears of every trial.
+    `tolerance` is by how much a weight may differ from the fault-free run's.
     """
     check(job)
     if chance:
@@ -46,7 +48,8 @@ def endure(
     for seed in seeds:
         make = partial(_chosen, job, plan, chance, seed)
         trial = attempt(job, arguments, make, name=f"{name}-chaos", seed=seed, patience=patience)
-        found = _compared(job, trial, report.reference)
+        found = _compared(job, trial, report.reference, tolerance)
+        trial.problems += unlike(job, trial, report.reference, found)
         report.add(trial, found)
         told(trial, report.reference, found)
     return report
@@ -82,8 +85,21 @@ def _chosen(
     return random_plan(chance, seed, workers=job.workers, steps=steps)
 
 
-def _compared(job: Job, trial: Trial, reference: Trial | None) -> Difference | None:
+def unlike(job: Job, trial: Trial, reference: Trial | None, found: Difference | None) -> list[str]:
+    """What differs from the fault-free run, and should not."""
+    if reference is None or found is None:
+        return []
+    problems = [] if found.problem is None else [found.problem]
+    made, due = trial.summary["steps"], reference.summary["steps"]
+    if made != due and job.minutes is None and job.stop.patience is job.stop.target is None:
+        problems.append(f"it made {made:,} updates, and {due:,} without faults")
+    return problems
+
+
+def _compared(
+    job: Job, trial: Trial, reference: Trial | None, tolerance: float
+) -> Difference | None:
     if reference is None or not trial.finished or trial.folder is None:
         return None
     assert reference.folder is not None
-    return difference(job, trial.folder, reference.folder)
+    return difference(job, trial.folder, reference.folder, tolerance)

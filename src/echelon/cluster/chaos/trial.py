@@ -130,7 +130,7 @@ def _follow(
         controller.close()
     trial.deeds = controller.deeds
     for deed in trial.deeds:
-        measure(deed, controller.scene)
+        measure(deed, controller.scene, trial.deeds)
     trial.finished = command.status == 0
     if command.status not in (0, None):
         trial.problems.append(f"the run failed: {command.last_words}")

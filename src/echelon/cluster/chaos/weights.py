@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -26,21 +29,33 @@ class Difference:
     largest: float
     unlike: str | None
     """Why the two may differ by more than rounding; None if they may not."""
+    tolerance: float = ALIKE
 
     @property
     def is_alike(self) -> bool:
-        return self.largest <= ALIKE
+        return self.largest <= self.tolerance
+
+    @property
+    def problem(self) -> str | None:
+        """What should not be."""
+        if self.is_alike or self.unlike is not None:
+            return None
+        return f"a weight differs by {self.largest:.1e}, which is more than {self.tolerance:g}"
 
 
-def difference(job: Job, one: Path, other: Path) -> Difference:
+def difference(job: Job, one: Path, other: Path, tolerance: float = ALIKE) -> Difference:
     """Of the weights after the last update."""
     cuts = [Shelf(folder / CHECKPOINTS).load("last") for folder in (one, other)]
     first, second = (cut["strategy"]["model"] for cut in cuts)
-    largest = max(
-        (float((first[name].double() - second[name].double()).abs().max()) for name in first),
-        default=0.0,
-    )
-    return Difference(largest, _unlike(job, one, cuts))
+    # What is not a number is neither larger nor smaller than others, and might get lost.
+    largest = max(_apart(first, second), default=0.0, key=lambda x: math.inf if x != x else x)
+    return Difference(largest, _unlike(job, one, cuts), tolerance)
+
+
+def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterator[float]:
+    for name, values in first.items():
+        if values.numel():
+            yield float((values.double() - second[name].double()).abs().max())
 
 
 def _unlike(job: Job, folder: Path, cuts: list[dict[str, Any]]) -> str | None:
