@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from echelon.core.config import OptimizerSection
@@ -28,7 +28,23 @@ def build(section: OptimizerSection, model: nn.Module) -> Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise TaskError("the model has no parameter to train")
-    groups = _groups(section, trained)
+    return _build(section, _groups(section, trained), trained)
+
+
+def build_for(section: OptimizerSection, trained: list[nn.Parameter], penalised: bool) -> Optimizer:
+    """The same over parameters that are all penalised, or none of them, whatever their shapes."""
+    return _build(section, [_group(section, trained, penalised)], trained)
+
+
+def penalised(section: OptimizerSection, parameters: Iterable[Tensor]) -> list[bool]:
+    """Which of these l1, l2 and weight decay act on, if there are any: two groups, or one."""
+    every = section.decay == "all" or not any(_penalties(section).values())
+    return [every or p.ndim >= 2 for p in parameters]
+
+
+def _build(
+    section: OptimizerSection, groups: list[dict[str, Any]], trained: list[nn.Parameter]
+) -> Optimizer:
     fused = _has_fused_kernel(section.name, trained)
     momentum = section.momentum
     eps = section.eps or DEFAULT_EPS
@@ -62,14 +78,19 @@ def _refuse_sparse(model: nn.Module) -> None:
 
 def _groups(section: OptimizerSection, trained: list[nn.Parameter]) -> list[dict[str, Any]]:
     """One group, or two where matrices are penalised and biases and norms are not."""
-    penalties = _penalties(section)
-    if section.decay == "all" or not any(penalties.values()):
-        return [{"params": trained, **penalties}]
+    flags = penalised(section, trained)
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], **penalties},
-        {"params": [p for p in trained if p.ndim < 2], **dict.fromkeys(penalties, 0.0)},
+        _group(section, [p for p, flag in zip(trained, flags, strict=True) if flag is kind], kind)
+        for kind in (True, False)
     ]
     return [group for group in groups if group["params"]]
+
+
+def _group(
+    section: OptimizerSection, trained: list[nn.Parameter], penalised: bool
+) -> dict[str, Any]:
+    penalties = _penalties(section)
+    return {"params": trained, **(penalties if penalised else dict.fromkeys(penalties, 0.0))}
 
 
 def _penalties(section: OptimizerSection) -> dict[str, float]:

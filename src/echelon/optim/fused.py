@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,13 @@ from echelon.optim.penalties import is_penalised
 
 Group = dict[str, Any]
 State = dict[str, Any]
-Update = Callable[[list[Tensor]], None]
+
+
+class Update(Protocol):
+    """One kernel call. It takes the gradients in the order of the lane's parameters, and what
+    they are to be multiplied with: that costs no pass of its own, but may leave them changed."""
+
+    def __call__(self, grads: list[Tensor], scale: float = 1.0) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,6 @@ class Lane:
     group: Group
     params: list[Tensor]
     update: Update
-    """Takes the gradients, in the order of `params`."""
     penalised: bool
 
 
@@ -98,23 +103,56 @@ def _shared_steps(states: list[State]) -> tuple[Tensor, list[Tensor]]:
     return counts, _column(states, "step")
 
 
+class _Divisor:
+    """What a kernel itself divides gradients by. It takes single precision, so others are
+    multiplied beforehand."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        first = params[0]
+        self._tensor = torch.ones((), device=first.device) if _is_single(first) else None
+        self._value = 1.0
+
+    def of(self, grads: list[Tensor], scale: float) -> Tensor | None:
+        if self._tensor is None:
+            torch._foreach_mul_(grads, scale)
+        elif scale != self._value:  # updates of equal weight follow each other
+            self._tensor.fill_(1 / scale)
+            self._value = scale
+        return self._tensor
+
+
+def _is_single(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float32
+
+
 def _sgd(group: Group, params: list[Tensor], states: list[State]) -> Update:
     buffers = _column(states, "momentum_buffer") if group["momentum"] else []
+    divisor = _Divisor(params)
 
-    def update(grads: list[Tensor]) -> None:
-        momentum = group["momentum"]
+    def update(grads: list[Tensor], scale: float = 1.0) -> None:
+        momentum, decay, lr = group["momentum"], group["weight_decay"], group["lr"]
+        dampening, scaled = group["dampening"], None
         assert bool(momentum) == bool(buffers), "momentum was switched on or off in mid-run"
+        if scale != 1.0 and group["nesterov"]:
+            scaled = divisor.of(grads, scale)
+        elif scale != 1.0:  # the numbers that gradients are multiplied with anyway
+            decay /= scale
+            if momentum:
+                dampening = 1 - (1 - dampening) * scale
+            else:
+                lr *= scale
         torch._fused_sgd_(
             params,
             grads,
             buffers,
-            weight_decay=group["weight_decay"],
+            weight_decay=decay,
             momentum=momentum,
-            lr=group["lr"],
-            dampening=group["dampening"],
+            lr=lr,
+            dampening=dampening,
             nesterov=group["nesterov"],
             maximize=group["maximize"],
             is_first_step=False,
+            grad_scale=scaled,
         )
 
     return update
@@ -126,8 +164,9 @@ def _adam(group: Group, params: list[Tensor], states: list[State]) -> Update:
     one = torch.ones_like(counts)  # a Python 1 would be wrapped into a tensor at every step
     means, squares = _column(states, "exp_avg"), _column(states, "exp_avg_sq")
     largest = _column(states, "max_exp_avg_sq") if group["amsgrad"] else []
+    divisor = _Divisor(params)
 
-    def update(grads: list[Tensor]) -> None:
+    def update(grads: list[Tensor], scale: float = 1.0) -> None:
         counts.add_(one)
         beta1, beta2 = group["betas"]
         kernel(
@@ -144,6 +183,7 @@ def _adam(group: Group, params: list[Tensor], states: list[State]) -> Update:
             eps=group["eps"],
             amsgrad=bool(largest),
             maximize=group["maximize"],
+            grad_scale=None if scale == 1.0 else divisor.of(grads, scale),
         )
 
     return update
@@ -153,8 +193,9 @@ def _adagrad(group: Group, params: list[Tensor], states: list[State]) -> Update:
     counts, steps = _shared_steps(states)
     one = torch.ones_like(counts)
     sums = _column(states, "sum")
+    divisor = _Divisor(params)
 
-    def update(grads: list[Tensor]) -> None:
+    def update(grads: list[Tensor], scale: float = 1.0) -> None:
         counts.add_(one)
         torch._fused_adagrad_(
             params,
@@ -166,6 +207,7 @@ def _adagrad(group: Group, params: list[Tensor], states: list[State]) -> Update:
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
+            grad_scale=None if scale == 1.0 else divisor.of(grads, scale),
         )
 
     return update

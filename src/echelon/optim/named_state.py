@@ -28,7 +28,7 @@ def named_state(optimizer: Optimizer, names: Names) -> NamedState:
         for p, values in optimizer.state.items()
     }
     groups = [
-        _options(group) | {"names": [names[p] for p in group["params"]]}
+        options_of(group) | {"names": [names[p] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     return {"state": state, "groups": groups}
@@ -48,7 +48,7 @@ def restore_named_state(optimizer: Optimizer, names: Names, saved: NamedState) -
         for p in group["params"]
     }
     for group, chosen in zip(optimizer.param_groups, options, strict=True):
-        _set_options(group, chosen)
+        set_options(group, chosen)
     optimizer.state.clear()
     optimizer.state.update({p: values for p, values in restored.items() if values})
 
@@ -74,7 +74,8 @@ def _some(names: Iterable[str]) -> str:
     return f"{first!r}" + (f" (and {len(rest)} more)" if rest else "")
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a group is saved, as plain numbers."""
     return {
         key: value.item() if isinstance(value, Tensor) else value
         for key, value in group.items()
@@ -95,11 +96,12 @@ def _options_for(
                 f"was it saved with other penalties?"
             )
         if common:
-            return _same_options(_options(group), {k: v for k, v in saved.items() if k != "names"})
-    return _options(group)
+            return same_options(options_of(group), {k: v for k, v in saved.items() if k != "names"})
+    return options_of(group)
 
 
-def _same_options(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def same_options(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Theirs, if they are options of the same optimizer."""
     if odd := mine.keys() ^ theirs.keys():
         raise CheckpointError(
             f"optimizer state is of another optimizer: they differ in {_some(odd)}"
@@ -107,7 +109,7 @@ def _same_options(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any
     return theirs
 
 
-def _set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
     for key, value in options.items():
         current = group[key]
         if isinstance(current, Tensor):
