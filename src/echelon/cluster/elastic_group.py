@@ -20,6 +20,8 @@ from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.comm.peers import Halt, this_host
 from echelon.comm.place import Place
+from echelon.comm.servers.address import ShardAddress
+from echelon.comm.servers.directory import Directory
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.protocols import Healing
 from echelon.core.types import Ask
@@ -56,14 +58,14 @@ class ElasticGroup:
     ) -> None:
         self.index, self.count = 0, 1
         self._own = 0
-        self._deadline = deadline
+        self._key, self._deadline = key, deadline
         self.pulse: Callable[[int, str], None] = self._beat
         self._beat_too = pulse
         self._number = 0
+        self._fellows: tuple[int, ...] = ()
         self._halt = Halt()
         self._group: Group | None = None
         self.met = False
-        """Whether there are others, or were in the generation that was the last."""
         self._wanted = False
         self._ended: str | None = None
         self.tell: Callable[[str], None] = unheard
@@ -90,6 +92,18 @@ class ElasticGroup:
         """What whoever started the run says about it."""
         return self._liaison.run
 
+    def directory(self) -> Directory:
+        """The servers of this run, and who takes part."""
+        return Directory(
+            shards=tuple(ShardAddress(**shard) for shard in self.run["servers"]),
+            key=self._key,
+            member=self._liaison.member,
+            generation=self._number,
+            members=self._fellows,
+            deadline=self._deadline,
+            halted=lambda: self._halt.why,
+        )
+
     @property
     def asked(self) -> int:
         """The coordinator's wish comes from another thread, so it is kept apart from our own."""
@@ -113,6 +127,7 @@ class ElasticGroup:
         return self._present().mesh(axes, device=device)
 
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
+        self.met = False
         if lost is not None and self._group is not None:
             self._group.cut()  # the others are to notice, wherever they wait
         self._leave_group()
@@ -175,6 +190,7 @@ class ElasticGroup:
     def _enter(self, found: Generation) -> None:
         self._number = found.number
         self.index, self.count = found.index, len(found.members)
+        self._fellows = tuple(fellow.id for fellow in found.members)
         host, port = found.store
         place = Place(
             index=found.index,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from echelon import strategy
 from echelon.cluster.coordinator import Settings, join_string
 from echelon.cluster.elastic_group import ElasticGroup
+from echelon.cluster.fleet import Fleet
 from echelon.cluster.gpu import take_gpu
 from echelon.cluster.joining import JOIN, member_of
 from echelon.cluster.keeper import Keeper, Office
@@ -34,14 +37,7 @@ def launch_elastic(
     store = Path(job.track.folder).resolve()
     samples = len(prepare(task).train)
     key = secrets.token_bytes(_KEY_BYTES)
-    settings = Settings(
-        key=key,
-        expected=job.workers,
-        min_workers=job.elastic.min_workers,
-        wait=job.elastic.wait,
-        samples=samples,
-        run={"run": run, "store": str(store), "job": job.model_dump(mode="json")},
-    )
+    about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
     with Journal(store / run / JOURNAL) as journal:
         journal.add(
             "begun",
@@ -51,7 +47,21 @@ def launch_elastic(
             seed=job.seed,
             workers=job.workers,
         )
-    with closing(Keeper(Office(settings, store / run / JOURNAL, job.elastic.address))) as keeper:
+    with ExitStack() as last:
+        fleet = None
+        if strategy.has_servers(job):
+            fleet = last.enter_context(closing(Fleet(job, key, store / run / JOURNAL)))
+            about["servers"] = [asdict(shard) for shard in fleet.addresses]
+        settings = Settings(
+            key=key,
+            expected=job.workers,
+            min_workers=job.elastic.min_workers,
+            wait=job.elastic.wait,
+            samples=samples,
+            run=about,
+        )
+        office = Office(settings, store / run / JOURNAL, job.elastic.address)
+        keeper = last.enter_context(closing(Keeper(office)))
         address = (job.elastic.address, keeper.port)
 
         def work(member: Member) -> Mapping[str, Any]:
@@ -79,7 +89,9 @@ def launch_elastic(
                 return {**result.summary(), "led": group.index == 0}
 
         with _invitation(store / run / JOIN, join_string(*address, key)):
-            found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper)
+            found = launch(
+                job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet
+            )
         return found or _recorded(store, run)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from echelon.cluster.child import Work
 from echelon.cluster.crew import Crew
+from echelon.cluster.fleet import Fleet
 from echelon.cluster.forkable import make_forkable
 from echelon.cluster.keeper import Keeper
 from echelon.cluster.lenient import LenientSupervisor
@@ -22,7 +23,12 @@ __all__ = ["Interrupted", "Member", "MemberFailed", "facts_of", "launch", "steps
 
 
 def launch(
-    count: int, work: Work, *, deadline: float, keeper: Keeper | None = None
+    count: int,
+    work: Work,
+    *,
+    deadline: float,
+    keeper: Keeper | None = None,
+    fleet: Fleet | None = None,
 ) -> dict[str, Any]:
     """Run `work` in `count` processes of this machine; returns what member 0's gave back.
 
@@ -31,13 +37,15 @@ def launch(
     `MemberFailed`. `Interrupted` says that they were made to end by Ctrl-C or SIGTERM; a run that
     stopped by itself when it was asked to returns its result. `deadline` (seconds) is how long a
     member may wait for another one. With a `keeper` of a coordinator members are dispensable, and
-    what comes back is of whoever led them at the end.
+    what comes back is of whoever led them at the end; a `fleet` of servers goes with it.
     """
     if count < 1:
         raise UserError(f"workers = {count}: at least one process has to do the work")
     make_forkable()
     if keeper is not None:
         keeper.start(lambda: None)  # first of all: it has nothing of the members' then
+    if fleet is not None:
+        fleet.start(lambda: None)
     with (
         closing(Pulses(count)) as pulses,
         caught() as signals,
@@ -49,7 +57,7 @@ def launch(
             supervisor = Supervisor(crew, pulses, signals.reader, deadline)
         else:
             keeper.serve_store()
-            supervisor = LenientSupervisor(crew, pulses, signals.reader, deadline, keeper)
+            supervisor = LenientSupervisor(crew, pulses, signals.reader, deadline, keeper, fleet)
         supervisor.watch()
     error = supervisor.verdict()
     if error is None:

@@ -2,7 +2,7 @@
 
 a member is killed ─▶ the others go on; the coordinator sees to it
 a member raises an error of its own ─▶ as ever: all end, and one error says why
-the coordinator ends ─▶ another one is started
+the coordinator or a parameter server ends ─▶ another one is started
 all members are killed ─▶ whoever joined goes on; the run is over when the coordinator says so
 whoever leads is done ─▶ the others have 2 s ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
 """
@@ -16,6 +16,7 @@ from typing import Any
 from echelon.cluster.crew import Child, Crew
 from echelon.cluster.elastic_group import RunEnded
 from echelon.cluster.fault import Fault
+from echelon.cluster.fleet import Fleet, Seat
 from echelon.cluster.keeper import Keeper
 from echelon.cluster.pulse import Pulses
 from echelon.cluster.supervisor import TERM_SECONDS, Supervisor
@@ -29,13 +30,19 @@ _HEARD_SECONDS = 0.5
 
 
 class LenientSupervisor(Supervisor):
-    """Watches the coordinator too."""
+    """Watches the coordinator too, and the servers if there are any."""
 
     def __init__(
-        self, crew: Crew, pulses: Pulses, signals: int, deadline: float, keeper: Keeper
+        self,
+        crew: Crew,
+        pulses: Pulses,
+        signals: int,
+        deadline: float,
+        keeper: Keeper,
+        fleet: Fleet | None = None,
     ) -> None:
         super().__init__(crew, pulses, signals, deadline)
-        self._keeper = keeper
+        self._keeper, self._fleet = keeper, fleet
         self._over = self._left_alone = False
 
     def verdict(self) -> BaseException | None:
@@ -62,6 +69,14 @@ class LenientSupervisor(Supervisor):
 
     def _watch_more(self) -> None:
         self._register(self._keeper.handle, self._replace)
+        for seat in self._fleet.seats if self._fleet else ():
+            self._register(seat.handle, self._replace_server, seat)
+
+    def _replace_server(self, seat: Seat) -> None:
+        assert self._fleet is not None
+        self._selector.unregister(seat.handle)
+        warn(self._fleet.replace(seat, self._crew.pipes.close))
+        self._register(seat.handle, self._replace_server, seat)
 
     def _replace(self) -> None:
         """The coordinator has ended, and not because it was told to."""
@@ -72,13 +87,17 @@ class LenientSupervisor(Supervisor):
             return
         warn(f"the coordinator ended ({_how(status)}); another one takes over")
         self._keeper.start(self._crew.pipes.close)
-        self._watch_more()
+        self._register(self._keeper.handle, self._replace)
 
     def _suspend(self) -> None:
         """The coordinator stops too, or it would give up on all; it hears members before it looks
         for who was silent."""
         self._keeper.signal(signal.SIGSTOP)
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGSTOP)
         super()._suspend()
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGCONT)
         time.sleep(_HEARD_SECONDS)
         self._keeper.signal(signal.SIGCONT)
 

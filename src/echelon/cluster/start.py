@@ -39,7 +39,7 @@ def start(
         return _among_others(_fitting(job, place.count), task, place, resume, observers)
     if not strategy.arrangement(job):
         return run_job(job, task, resume=resume, observers=observers)
-    if job.workers == 1:
+    if job.workers == 1 and not strategy.has_servers(job):
         with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
             return run_job(job, task, comm=alone, resume=resume, observers=observers)
     if strategy.can_do_without(job):
@@ -74,6 +74,12 @@ def _among_others(
 
 def _fitting(job: Job, count: int) -> Job:
     """torchrun says how many members there are."""
+    if strategy.has_servers(job):
+        raise ConfigError(
+            f"torchrun starts trainers only, and strategy {job.strategy!r} has servers too: start "
+            f"it with `echelon train`, and trainers of other machines with `echelon join`",
+            ("strategy",),
+        )
     if not strategy.arrangement(job):
         raise ConfigError(
             f"torchrun started {count} processes, and strategy {job.strategy!r} is one process",

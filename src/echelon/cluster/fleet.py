@@ -1,0 +1,248 @@
+"""Keeps a run's parameter servers running: a process for each shard, and its twin if it has one.
+
+a shard ends                   ─▶ another process at its address, empty; trainers see to the rest
+a shard ends that has a twin   ─▶ SIGUSR1: the twin takes its place ─▶ a new twin
+a twin ends                    ─▶ a new twin, which the shard brings up to date
+
+The listening sockets belong to the supervisor: whoever reaches out meanwhile waits in their queue.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from echelon.cluster import signals
+from echelon.cluster.child import die_with
+from echelon.cluster.heap import keep_freed_memory
+from echelon.comm.servers.address import ShardAddress
+from echelon.core.config import Job
+from echelon.core.errors import TrainingError
+
+SERVERS = "servers.json"
+"""The file in a run's folder that says which process serves which shard, while it lasts."""
+PROMOTE = signal.SIGUSR1
+_BACKLOG = 1024
+_END_SECONDS = 2.0
+_MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
+"""A shard that ends so often within so many seconds will not get any better."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One process that serves a shard, or stands by as its twin."""
+
+    shard: int
+    twin: bool
+    pid: int = 0
+    handle: int = -1
+    """Its pidfd: readable once it has ended."""
+
+    def __str__(self) -> str:
+        return f"the twin of server {self.shard}" if self.twin else f"server {self.shard}"
+
+    def signal(self, number: int) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, number)
+
+    def reap(self) -> int:
+        """It has ended: how."""
+        os.close(self.handle)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid, self.handle = 0, -1
+        return os.waitstatus_to_exitcode(status)
+
+
+@dataclass(slots=True)
+class Berth:
+    """A shard's address, and who serves there."""
+
+    address: ShardAddress
+    listeners: list[socket.socket]
+    seats: list[Seat]
+    starts: list[float] = field(default_factory=list)
+
+
+class Fleet:
+    """All server processes of a run, as the supervisor holds them."""
+
+    def __init__(self, job: Job, key: bytes, journal: Path) -> None:
+        self._job, self._key = job, key
+        self._file = journal.with_name(SERVERS)
+        self._supervisor = os.getpid()
+        self._besides: Callable[[], None] = lambda: None
+        self._berths: list[Berth] = []
+        section = job.parameter_server
+        word = secrets.token_hex(8)
+        try:
+            for shard in range(section.servers):
+                self._berths.append(_berth(shard, word, section.address, section.replicas))
+        except OSError as error:
+            self.close()
+            raise TrainingError(
+                f"servers cannot listen at {section.address!r} (parameter_server.address): "
+                f"{error.strerror}"
+            ) from None
+
+    @property
+    def addresses(self) -> tuple[ShardAddress, ...]:
+        return tuple(berth.address for berth in self._berths)
+
+    @property
+    def seats(self) -> list[Seat]:
+        return [seat for berth in self._berths for seat in berth.seats if seat.pid]
+
+    def start(self, besides: Callable[[], None]) -> None:
+        """Fork all; `besides` closes in each what is not its own."""
+        self._besides = besides
+        for berth in self._berths:
+            for seat in berth.seats:
+                self._fork(berth, seat)
+        self._write()
+
+    def replace(self, seat: Seat, besides: Callable[[], None]) -> str:
+        """A process has ended, and the seat is taken by another one: says what was done."""
+        self._besides = besides
+        how, berth = _how(seat.reap()), self._berths[seat.shard]
+        spare = next((other for other in berth.seats if other is not seat and other.pid), None)
+        said = f"{seat} ended ({how}); another one takes its place"
+        if spare is not None and not seat.twin:
+            said = f"{seat} ended ({how}); its twin takes over"
+            seat.twin, spare.twin = True, False
+            spare.signal(PROMOTE)
+        self._fork(berth, seat)
+        self._write()
+        return said
+
+    def signal(self, number: int) -> None:
+        for seat in self.seats:
+            seat.signal(number)
+
+    def close(self) -> None:
+        """End all of them, and let nobody reach out any more."""
+        for berth in self._berths:
+            for listener in berth.listeners:
+                listener.close()
+        if os.getpid() != self._supervisor:
+            return
+        self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        for seat in self.seats:
+            while os.waitid(os.P_PIDFD, seat.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() > deadline:
+                    seat.signal(signal.SIGKILL)
+                    break
+                time.sleep(0.005)
+            seat.reap()
+        self._file.unlink(missing_ok=True)
+
+    def _fork(self, berth: Berth, seat: Seat) -> None:
+        now = time.monotonic()
+        most = _MOST_IN_ROW * len(berth.seats)
+        berth.starts = [*berth.starts, now][-most:]
+        if len(berth.starts) == most and now - berth.starts[0] < _ROW_SECONDS:
+            raise TrainingError(f"{seat} ended {most} times in {_ROW_SECONDS:g} s")
+        # Whoever is promoted before it is ready for it hears of it when it is.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {PROMOTE})
+        try:
+            seat.pid = os.fork()
+            if seat.pid == 0:
+                _live(lambda: self._serve(berth, seat))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        seat.handle = os.pidfd_open(seat.pid)
+
+    def _serve(self, berth: Berth, seat: Seat) -> None:
+        """In the server's process, where `PROMOTE` is held back until it is let in."""
+        die_with(self._supervisor)
+        os.setpgid(0, 0)
+        self._besides()
+        for other in self._berths:
+            for descriptor in [s.handle for s in other.seats if s.handle >= 0]:
+                os.close(descriptor)
+            for listener in other.listeners if other is not berth else ():
+                listener.close()
+        signals.as_new()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        keep_freed_memory()
+        torch.set_num_threads(_threads(self._job))
+        from echelon.server.role import ServerSettings, serve
+
+        serve(
+            berth.listeners,
+            ServerSettings(
+                shard=seat.shard,
+                shards=self.addresses,
+                key=self._key,
+                deadline=self._job.sync.deadline,
+                twin=seat.twin,
+            ),
+        )
+
+    def _write(self) -> None:
+        """For whoever wants to know: tests, chaos, people."""
+        found = [{"shard": s.shard, "twin": s.twin, "pid": s.pid} for s in self.seats]
+        aside = self._file.with_name(f".{SERVERS}")
+        aside.write_text(json.dumps(found), encoding="utf-8")
+        aside.replace(self._file)
+
+
+def served(folder: Path) -> list[dict[str, Any]]:
+    """Which process serves which shard of the run in this folder; nothing if none is under way."""
+    try:
+        found: list[dict[str, Any]] = json.loads((folder / SERVERS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _berth(shard: int, word: str, host: str, replicas: int) -> Berth:
+    tcp = socket.create_server((host, 0), backlog=_BACKLOG)
+    name = f"echelon-{word}-{shard}"
+    near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        near.bind(f"\0{name}")
+        near.listen(_BACKLOG)
+    except BaseException:
+        near.close()
+        tcp.close()
+        raise
+    seats = [Seat(shard, twin=bool(twin)) for twin in range(1 + replicas)]
+    return Berth(ShardAddress(shard, host, tcp.getsockname()[1], name), [tcp, near], seats)
+
+
+def _threads(job: Job) -> int:
+    """While servers apply an update that all make together, the trainers wait for them."""
+    section, cores = job.parameter_server, torch.get_num_threads()
+    shared = section.servers if section.together else section.servers + job.workers
+    return job.threads or max(1, cores // shared)
+
+
+def _live(work: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _how(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"
