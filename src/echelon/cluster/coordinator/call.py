@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from echelon.cluster.coordinator.doorway import close_in_children
+from echelon.comm.channel.doorway import close_in_children
 from echelon.cluster.coordinator.frames import BadFrame, Decoder, Message, encode
 from echelon.cluster.coordinator.handshake import answer_to, fresh_nonce, is_proof
 from echelon.core.errors import PeerError

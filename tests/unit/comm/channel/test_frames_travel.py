@@ -1,0 +1,120 @@
+"""Frames arrive as they were sent, over every kind of connection."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from echelon.comm.channel import Connection, Segment
+from echelon.core.errors import PeerError
+
+from .pairs import KINDS, pair
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_head_body_and_number_arrive(kind: str) -> None:
+    body = [torch.arange(1000.0), torch.tensor([True, False]), torch.zeros(0)]
+    with pair(kind) as (ours, theirs):
+        ours.send(7, {"step": 3}, body, seq=12)
+        frame = theirs.receive(5.0)
+        assert frame is not None
+        assert (frame.kind, frame.seq, frame.size) == (7, 12, 4002)
+        assert frame.fields() == {"step": 3}
+        found = [torch.empty_like(part) for part in body]
+        theirs.take(found)
+        assert all(map(torch.equal, found, body))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_bodies_of_any_type_arrive_in_both_directions(kind: str) -> None:
+    body = [torch.randn(700_001), torch.randn(900_000).bfloat16(), torch.arange(5)]
+    size = sum(part.nbytes for part in body)
+    with pair(kind) as (ours, theirs), ThreadPoolExecutor(2) as pool:
+        ours.limit = theirs.limit = size
+        for source, sink in ((ours, theirs), (theirs, ours)):
+            sent = pool.submit(source.send, 1, b"", body)
+            seen: list[int] = []
+            found = [torch.empty_like(part) for part in body]
+            assert sink.receive(10.0) is not None
+            sink.take(found, seen.append)
+            sent.result(10)
+            assert all(map(torch.equal, found, body))
+            assert seen == sorted(seen)
+            assert seen[-1] == size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_that_nobody_takes_is_skipped(kind: str) -> None:
+    with pair(kind) as (ours, theirs), ThreadPoolExecutor(1) as pool:
+        theirs.limit = 1 << 30
+        sent = pool.submit(ours.send, 1, b"", [torch.ones(600_000), torch.ones(10)])
+        first = theirs.receive(5.0)
+        sent_too = pool.submit(ours.send, 2, b"", [torch.ones(10)])
+        second = theirs.receive(5.0)
+        assert first is not None
+        assert second is not None
+        assert (first.kind, second.kind) == (1, 2)
+        assert theirs.take_bytes() == bytes(torch.ones(10).numpy())
+        sent.result(5)
+        sent_too.result(5)
+
+
+def test_nothing_in_time_is_none() -> None:
+    with pair("tcp") as (_, theirs):
+        assert theirs.receive(0.0) is None
+        assert theirs.receive(0.3) is None
+
+
+def test_memory_is_shared() -> None:
+    with pair("unix") as (ours, theirs):
+        segment = Segment.create(10_000)
+        ours.send(1)
+        ours.send_segment(segment)
+        ours.send(2)
+        assert theirs.receive(5.0) is not None
+        found = theirs.receive_segment(10_000)
+        last = theirs.receive(5.0)
+        assert last is not None
+        assert last.kind == 2
+        found.close()
+        segment.close()
+        segment.tensor[9_999] = 77
+        assert found.tensor[9_999] == 77
+
+
+def test_memory_of_another_size_is_refused() -> None:
+    with pair("unix") as (ours, theirs):
+        segment = Segment.create(4096)
+        ours.send_segment(segment)
+        with pytest.raises(PeerError, match="has 4,096 bytes, not 8,192"):
+            theirs.receive_segment(8192)
+        segment.close()
+
+
+def test_the_head_may_be_bytes() -> None:
+    with pair("tcp") as (ours, theirs):
+        ours.send(1, json.dumps([1]).encode())
+        frame = theirs.receive(5.0)
+        assert frame is not None
+        assert frame.head == b"[1]"
+        with pytest.raises(PeerError, match="not a JSON object"):
+            frame.fields()
+
+
+def test_a_body_over_the_limit_is_refused_before_it_comes() -> None:
+    with pair("tcp") as (ours, theirs):
+        theirs.limit = 100
+        ours.send(1, b"", [bytes(101)])
+        with pytest.raises(PeerError, match="a body of 101 bytes is over the limit of 100"):
+            theirs.receive(5.0)
+        assert_closed(ours)
+
+
+def assert_closed(connection: Connection) -> None:
+    with pytest.raises(PeerError, match="closed the connection or ended"):
+        connection.receive(5.0)
