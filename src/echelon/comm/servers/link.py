@@ -1,0 +1,208 @@
+"""One trainer's conversation with one shard, whichever plane its tensors take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from echelon.comm.channel import Connection, Frame, Segment, connect
+from echelon.comm.channel.buffers import Buffer
+from echelon.comm.channel.frames import BODY_LIMIT
+from echelon.comm.servers import documents
+from echelon.comm.servers.address import ShardAddress
+from echelon.comm.servers.messages import Kind, PushHead, pack_push
+from echelon.comm.servers.outcome import Outcome
+from echelon.core.errors import PeerError, TrainingError
+
+LOOK = 0.3
+"""Seconds between looks whether anybody has called the wait off."""
+
+
+class Terms:
+    """What holds for all links of a trainer."""
+
+    def __init__(
+        self, key: bytes, member: int, plane: str, deadline: float, halted: Callable[[], str | None]
+    ) -> None:
+        assert plane in ("auto", "memory", "tcp"), plane
+        self.key, self.member, self.plane = key, member, plane
+        self.deadline, self.halted = deadline, halted
+        self.waited = 0.0
+
+
+class Link:
+    """Of the memory plane as it stands: gradients and weights lie where both ends see them."""
+
+    memory = True
+
+    def __init__(self, address: ShardAddress, connection: Connection, terms: Terms) -> None:
+        self.address, self._connection, self._terms = address, connection, terms
+        connection.limit = BODY_LIMIT  # what is taken has to have just the size that is due
+        self.member = terms.member
+        self.pushed = self.pulled = 0
+        """Bytes."""
+
+    def __str__(self) -> str:
+        return f"shard {self.address.index} ({self._connection.peer})"
+
+    # Questions: one answer each.
+
+    def ask(
+        self,
+        kind: Kind,
+        head: Mapping[str, Any] | bytes = b"",
+        body: Sequence[Buffer] = (),
+        what: str = "",
+    ) -> Frame:
+        self.send(kind, head, body, what=what)
+        return self.answer(what)
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """A question whose answer is a document."""
+        what = f"an answer about {name}"
+        frame = self.ask(Kind.CALL, {"name": name, **arguments}, what=what)
+        return self.document(frame, what)
+
+    def document(self, frame: Frame, what: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = documents.take(self._connection, frame)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was awaited") from None
+        return found
+
+    def answer(self, what: str) -> Frame:
+        frame = self.receive(what)
+        if frame.kind == Kind.REFUSED:
+            raise TrainingError(f"{self} refused {what}: {frame.fields().get('reason', '')}")
+        return self._expect(frame, Kind.ANSWER, what)
+
+    def send(
+        self,
+        kind: Kind,
+        head: Mapping[str, Any] | bytes = b"",
+        body: Sequence[Buffer] = (),
+        seq: int = 0,
+        what: str = "",
+    ) -> None:
+        try:
+            self._connection.send(kind, head, body, seq=seq)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was being sent") from None
+
+    def take(self, into: Sequence[Tensor], what: str) -> None:
+        try:
+            self._connection.take(into)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was awaited") from None
+
+    def receive(self, what: str) -> Frame:
+        start = time.monotonic()
+        try:
+            while True:
+                if (frame := self._connection.receive(LOOK)) is not None:
+                    return frame
+                self._look(time.monotonic() - start, what)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was awaited") from None
+        finally:
+            self._terms.waited += time.monotonic() - start
+
+    def _look(self, waited: float, what: str) -> None:
+        if (why := self._terms.halted()) is not None:
+            raise Halted(f"{why}; {what} of {self} was awaited")
+        if waited > self._terms.deadline:
+            deadline = self._terms.deadline
+            raise Halted(f"{self} did not answer within {deadline:g} s; {what} was awaited")
+
+    def _lost(self, error: PeerError, what: str) -> PeerError:
+        if isinstance(error, Halted | LostShard):
+            return error
+        return LostShard(f"shard {self.address.index} is lost: {error}; {what}", self.address.index)
+
+    def _expect(self, frame: Frame, kind: Kind, what: str) -> Frame:
+        if frame.kind != kind:
+            raise LostShard(
+                f"{self} said {frame.kind} where {kind.name} was due; {what} was awaited",
+                self.address.index,
+            )
+        return frame
+
+    # Updates.
+
+    def ready(self, at: int) -> None:
+        """The gradient of parameter `at` is final."""
+
+    def push(self, seq: int, head: PushHead) -> None:
+        self.send(Kind.PUSH, pack_push(head), seq=seq, what=f"push {seq}")
+
+    def outcome(self, seq: int) -> Outcome:
+        """Of the gate alone."""
+        what = f"the outcome of push {seq}"
+        return Outcome.unpack(self._weights_until(Kind.OUTCOME, seq, what).head)
+
+    def given(self, seq: int) -> None:
+        """This shard's part of the weights that come with an outcome is there."""
+        self._weights_until(Kind.GIVEN, seq, f"the weights after push {seq}")
+
+    def _weights_until(self, kind: Kind, seq: int, what: str) -> Frame:
+        while (frame := self.receive(what)).seq < seq:  # an answer that nobody waits for any more
+            continue
+        return self._expect(frame, kind, what)
+
+    def hand_over(self, gradients: Segment, weights: Segment | None, size: int) -> Segment | None:
+        """Show the shard this trainer's memory; returns the shard's own if there is no other.
+
+        `size`: of the whole layout.
+        """
+        what = "the memory's being mapped"
+        self.send(Kind.ROOM, {"shared": weights is None}, what=what)
+        try:
+            self._connection.send_segment(gradients)
+            if weights is not None:
+                self._connection.send_segment(weights)
+            self.answer(what)
+            if weights is None and self.address.index == 0:
+                return self._connection.receive_segment(size)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was awaited") from None
+        return None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Halted(PeerError):
+    """Nobody is to be waited for any more."""
+
+
+class LostShard(PeerError):
+    """A shard cannot be reached, or says what makes no sense."""
+
+    def __init__(self, message: str, shard: int) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
+def dial(address: ShardAddress, terms: Terms) -> tuple[Connection, bool]:
+    """A connection, and whether it is of the memory plane."""
+    deadline = terms.deadline
+    options: Any = {"role": f"trainer {terms.member}", "deadline": deadline, "halted": terms.halted}
+    try:
+        if terms.plane == "memory" or (terms.plane == "auto" and is_here(address.name)):
+            return connect(address.name, terms.key, **options), True
+        here = (address.host, address.port)
+        return connect(here, terms.key, **options), False
+    except PeerError as error:
+        text = f"{address} cannot be reached: {error}; a conversation was to begin"
+        raise LostShard(text, address.index) from None
+
+
+def is_here(name: str) -> bool:
+    """Whether somebody listens at this abstract unix socket: then it is on this host."""
+    if not name:
+        return False
+    with open("/proc/net/unix", encoding="utf-8") as sockets:
+        return any(line.rstrip().endswith(f" @{name}") for line in sockets)

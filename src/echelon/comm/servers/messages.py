@@ -1,0 +1,150 @@
+"""What trainers and shards say to each other, and shards among themselves.
+
+Whatever is said once is JSON. What is said in every update is packed: a trainer's push, and what
+became of it. Numbers that come from a peer are checked where they are unpacked or used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from torch import Tensor
+
+from echelon.core.errors import PeerError
+from echelon.core.types import Lease
+
+MOST_IN_ROW = 16
+MOST_CHUNKS = 1024
+"""In one push's last frame."""
+CHUNK = 4 * 1024 * 1024
+"""Bytes of a message with gradients or weights: worth its header, small enough to overlap."""
+
+
+class Kind(IntEnum):
+    """Of frames. Those that end in an answer are answered by ANSWER or REFUSED."""
+
+    SET_UP = 32
+    """trainer → shard: layout and rules; answered"""
+    ROOM = 33
+    """trainer → shard: segments follow (memory plane); answered"""
+    UPLOAD = 34
+    """trainer → shard: weights and optimizer state; answered"""
+    ENTER = 35
+    """trainer → gate: generation and members; answered"""
+    GRADIENTS = 36
+    """trainer → shard: a chunk"""
+    PUSH = 37
+    """trainer → shard: the last chunks, and what the push is; the gate gives an OUTCOME"""
+    PULL = 38
+    """trainer → gate; an OUTCOME follows"""
+    CALL = 39
+    """trainer → gate or shard: a question; answered"""
+    STATE = 40
+    """trainer → shard: the tensors of an upload; answered"""
+    CUT = 41
+    """trainer → shard: its part of a cut, please; answered twice, with bodies"""
+    ANSWER = 48
+    REFUSED = 49
+    WEIGHTS = 50
+    """shard → trainer: a chunk"""
+    GIVEN = 51
+    """shard → trainer: the weights of this version are all there"""
+    OUTCOME = 52
+    """gate → trainer: the same, and what became of its push"""
+    HELLO = 64
+    """shard → gate: who it is and how far it came; answered"""
+    SEGMENT = 65
+    """shard → gate: may I have the weights' memory; answered, a segment may follow"""
+    STAGED = 66
+    """shard → gate: a push is here, whole"""
+    ENTRY = 67
+    """gate → shard: what to apply, and whom to give the weights"""
+    SQUARES = 68
+    """shard → gate: of its part of a round's gradient"""
+    FACTOR = 69
+    """gate → shard: by which the round is clipped"""
+    ROWS = 80
+    """trainer → shard: rows of sparse tables are asked for; answered, with a body"""
+    ROW_GRADIENTS = 81
+    """trainer → shard: gradients of rows, part of the push that follows"""
+
+
+class Chunk(NamedTuple):
+    """Values [start, stop) of one of a shard's ranges."""
+
+    range: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushHead:
+    """What a push is: which samples, computed on which version, and what is summed with it."""
+
+    generation: int
+    lease: Lease
+    based_on: int
+    row: tuple[float, ...]
+    finite: bool = True
+    square: float = 0.0
+    chunks: tuple[Chunk, ...] = ()
+    """What the frame's body holds."""
+
+
+_CHUNK = struct.Struct("<HQQ")
+_PUSH = struct.Struct("<qqqqqd?BH")
+
+
+def part(held: Sequence[Tensor], chunk: Chunk) -> Tensor:
+    """The memory of a chunk that a peer speaks of, if there is such a one."""
+    if chunk.range >= len(held) or not chunk.start < chunk.stop <= held[chunk.range].numel():
+        raise PeerError(f"{chunk} lies outside of this shard's ranges")
+    return held[chunk.range][chunk.start : chunk.stop]
+
+
+def pack_chunk(chunk: Chunk) -> bytes:
+    return _CHUNK.pack(*chunk)
+
+
+def unpack_chunk(head: bytes) -> Chunk:
+    if len(head) != _CHUNK.size:
+        raise PeerError(f"a chunk's head of {len(head)} bytes, not {_CHUNK.size}")
+    return Chunk(*_CHUNK.unpack(head))
+
+
+def pack_push(push: PushHead) -> bytes:
+    head = _PUSH.pack(
+        push.generation,
+        *push.lease,
+        push.based_on,
+        push.square,
+        push.finite,
+        len(push.row),
+        len(push.chunks),
+    )
+    row = struct.pack(f"<{len(push.row)}d", *push.row)
+    return head + row + b"".join([_CHUNK.pack(*chunk) for chunk in push.chunks])
+
+
+def unpack_push(head: bytes) -> PushHead:
+    if len(head) < _PUSH.size:
+        raise PeerError(f"a push's head of {len(head)} bytes")
+    generation, epoch, start, stop, based_on, square, finite, values, chunks = _PUSH.unpack_from(
+        head
+    )
+    rest = _PUSH.size + 8 * values
+    if values > MOST_IN_ROW or chunks > MOST_CHUNKS or len(head) != rest + chunks * _CHUNK.size:
+        raise PeerError(f"a push's head of {len(head)} bytes with {values} values, {chunks} chunks")
+    return PushHead(
+        generation,
+        Lease(epoch, start, stop),
+        based_on,
+        struct.unpack_from(f"<{values}d", head, _PUSH.size),
+        finite,
+        square,
+        tuple(Chunk(*_CHUNK.unpack_from(head, rest + at * _CHUNK.size)) for at in range(chunks)),
+    )

@@ -1,0 +1,169 @@
+"""The shards of the parameters, as one trainer sees them.
+
+    set_up ─▶ (upload) ─▶ enter ─▶ pull ─▶ [ready … ready] ─▶ push ─▶ outcome ─▶ … ─▶ close
+
+Weights and gradients are flat memory, one view per parameter. Where all shards are on this host and
+nobody computes while updates are made, `weights` is memory of the shards themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from echelon.comm.servers.address import ShardAddress
+from echelon.comm.servers.cuts import collect, hand_out
+from echelon.comm.servers.layout import Layout
+from echelon.comm.servers.link import Link, LostShard, Terms
+from echelon.comm.servers.messages import Kind, PushHead
+from echelon.comm.servers.outcome import Outcome
+from echelon.comm.servers.set_up import Plan, Rooms, introduce, open_link
+from echelon.comm.servers.tally import Tally
+from echelon.core.errors import TrainingError
+from echelon.core.types import Lease
+
+
+class Servers:
+    """Of one trainer, and for one thread."""
+
+    weights: list[Tensor]
+    """Per parameter; other tensors after every `set_up`."""
+    slots: list[Tensor]
+    """Per parameter, where its gradient belongs before `ready` or `push`; zeros at first."""
+
+    def __init__(
+        self,
+        shards: Sequence[ShardAddress],
+        key: bytes,
+        member: int,
+        *,
+        plane: str = "auto",
+        deadline: float = 30.0,
+        halted: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        assert shards, "a parameter server of no shards"
+        self._shards = sorted(shards, key=lambda shard: shard.index)
+        self._terms = Terms(key, member, plane, deadline, halted)
+        self._links: list[Link] = []
+        self._rooms: Rooms | None = None
+        self._tally = Tally()
+        self._seq = time.time_ns()  # larger than any of a process that had this number before
+        self._generation = 0
+        self.weights, self.slots = [], []
+
+    def set_up(self, layout: Layout, rules: Mapping[str, Any]) -> bool:
+        """Whether the shards are empty, so that somebody has to `upload`. May be called again."""
+        self._close_links()
+        self._plan = Plan.of(layout, len(self._shards), rules)
+        answers = []
+        for address in self._shards:  # in this order: shard 0 has what the others ask for
+            self._links.append(open_link(address, self._terms))
+            answers.append(introduce(self._links[-1], self._plan))
+        shared = all(link.memory for link in self._links) and all(a.shared for a in answers)
+        self._rooms = Rooms(layout, self._links, shared=shared)
+        for link in self._links:
+            self._rooms.show(link, self._plan.partition)
+        self.weights, self.slots = self._rooms.weights.views, self._rooms.gradients.views
+        lives = {answer.incarnation for answer in answers}
+        return len(lives) > 1 or lives == {0}
+
+    def upload(self, state: Mapping[str, Any]) -> None:
+        """What a strategy saves, divided over the shards; whatever they had is gone."""
+        incarnation = secrets.randbits(62) + 1
+        hand_out(self._links, self._plan.partition, state, incarnation)
+
+    def enter(self, generation: int, members: Sequence[int]) -> None:
+        """Take part in a generation; pushes of older ones are void from here on."""
+        head = {"generation": generation, "members": list(members)}
+        self._gate.ask(Kind.ENTER, head, what=f"entering generation {generation}")
+        self._generation = generation
+
+    def ready(self, at: int) -> None:
+        """`slots[at]` is final: it may be on its way."""
+        for link in self._links:
+            link.ready(at)
+
+    def push(
+        self,
+        lease: Lease,
+        based_on: int,
+        row: Sequence[float],
+        *,
+        finite: bool = True,
+        square: float = 0.0,
+    ) -> None:
+        """All slots are final: hand the gradients of these samples in."""
+        self._seq += 1
+        head = PushHead(self._generation, lease, based_on, tuple(row), finite, square)
+        for link in reversed(self._links):  # the gate last: it waits for word of the others
+            link.push(self._seq, head)
+
+    def outcome(self) -> Outcome:
+        """What became of the push. Waits; `weights` are those of its version, if it has any."""
+        outcome = self._await_outcome()
+        self._tally.note(outcome)
+        return outcome
+
+    def pull(self) -> int:
+        """Get the weights as they are, and their version."""
+        self._seq += 1
+        self._gate.send(Kind.PULL, seq=self._seq, what="a pull")
+        outcome = self._await_outcome()
+        if outcome.kind != "pulled":
+            raise TrainingError(f"the weights are not to be had: {outcome.reason or outcome.kind}")
+        return outcome.version
+
+    def observe(self, value: float) -> None:
+        """A validation result, for the schedule."""
+        self._call("observe", value=value)
+
+    def records(self, recorded: int) -> list[tuple[int, ...]]:
+        """(epoch, start, stop, version, member) of what is applied after `recorded`; what is
+        before it is on record, and forgotten."""
+        return [tuple(record) for record in self._call("records", recorded=recorded)["records"]]
+
+    def state(self) -> dict[str, Any]:
+        """The cut by names, while nobody pushes."""
+        return collect(self._links, self._plan.partition)
+
+    def figures(self) -> dict[str, float]:
+        """Staleness, bytes, seconds and fates of this trainer; the shards' own seconds."""
+        found = self._tally.figures()
+        found["bytes_pushed"] = float(self._tally.pushed + sum(x.pushed for x in self._links))
+        found["bytes_pulled"] = float(self._tally.pulled + sum(x.pulled for x in self._links))
+        found["wait_seconds"] = self._terms.waited
+        for at, link in enumerate(self._links):
+            theirs = link.call("figures")
+            found |= {f"shard_{at}_{key}": float(value) for key, value in theirs.items()}
+        return found
+
+    def close(self) -> None:
+        self._close_links()
+
+    @property
+    def _gate(self) -> Link:
+        return self._links[0]
+
+    def _call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        return self._gate.call(name, **arguments)
+
+    def _await_outcome(self) -> Outcome:
+        outcome = self._gate.outcome(self._seq)
+        if outcome.weights:
+            for link in self._links[1:]:
+                link.given(self._seq)
+        return outcome
+
+    def _close_links(self) -> None:
+        links, self._links = self._links, []
+        for link in links:
+            self._tally.pushed += link.pushed
+            self._tally.pulled += link.pulled
+            link.close()
+        if self._rooms is not None:
+            self._rooms.close()
+            self._rooms = None
