@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.protocols import Draws
-from echelon.data.hashing import key, words
+from echelon.core.hashing import key, words
 
 _TAG = 2
 """Keeps draws apart from orders, which are hashed from (seed, epoch) too."""

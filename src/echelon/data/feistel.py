@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from echelon.data.hashing import Words, keys
+from echelon.core.hashing import Words, keys
 
 ROUNDS = 6
 BLOCK = 1 << 14

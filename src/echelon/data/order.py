@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
 from echelon.data.feistel import Feistel
-from echelon.data.hashing import Words, key, words
+from echelon.core.hashing import Words, key, words
 
 Rows = NDArray[np.int64]
 

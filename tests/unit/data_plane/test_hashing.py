@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from echelon.data.hashing import key, keys, words
+from echelon.core.hashing import key, keys, words
 
 
 def test_a_key_says_which_names_in_which_order() -> None:

@@ -1,4 +1,4 @@
-"""Random bits that are pure functions of their names: what order and draws are made of."""
+"""Random bits that are pure functions of their names: order, draws, first values of rows."""
 
 from __future__ import annotations
 
