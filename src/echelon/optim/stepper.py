@@ -65,14 +65,14 @@ class Stepper:
 
     def _plan(self) -> None:
         """Gather the lists once; what they were gathered from is kept, to see when it changes."""
-        self._lanes: list[Lane] | None = lanes_of(self.optimizer)
+        self.lanes: list[Lane] | None = lanes_of(self.optimizer)
         self._groups = self.optimizer.param_groups
         self._state = self.optimizer.state
         self._params = [list(group["params"]) for group in self._groups]
 
     def _step_lanes(self, factor: float, scale: float) -> bool:
         """The short way. False, with nothing done, if it would not be the same."""
-        lanes = self._lanes
+        lanes = self.lanes
         if lanes is None or self._is_hooked() or not self._is_as_planned():
             return False
         all_grads: list[list[Tensor]] = []
@@ -133,7 +133,7 @@ class Stepper:
             self.optimizer.step()
         else:
             plain_step(self.optimizer)
-        if self._lanes is None or not self._is_as_planned():
+        if self.lanes is None or not self._is_as_planned():
             self._plan()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +112,8 @@ class Flats:
                 start, stop = piece.start, piece.stop
                 if plain:
                     piece.step(pushes[0][at][start:stop], factor, scale)
+                elif limit is None and not any(stale):
+                    piece.step(self._sum(pushes, at, piece), factor, scale)
                 else:
                     grad = self._gathered(pushes, at, piece, scale, stale)
                     if limit is not None:
@@ -194,6 +197,15 @@ class Flats:
         state = {key: held[at] for key, held in self._state.items()}
         return Piece(self._rules[self._words[at]], run, self.weights[at], state)
 
+    def _sum(self, pushes: Sequence[Grads], at: int, piece: Piece) -> Tensor:
+        """Of all pushes for one piece, in memory that stays in the cache."""
+        found = self._scratch_for(piece)
+        span = slice(piece.start, piece.stop)
+        torch.add(pushes[0][at][span], pushes[1][at][span], out=found)
+        for push in pushes[2:]:
+            found.add_(push[at][span])
+        return found
+
     def _gathered(
         self,
         pushes: Sequence[Grads],
@@ -202,20 +214,14 @@ class Flats:
         scale: float,
         stale: Sequence[Stale | None],
     ) -> Tensor:
-        """Σ pushes · scale for one piece, in memory that stays in the cache."""
-        found = self._scratch_for(piece)
-        if not any(stale):
-            pieces = [push[at][piece.start : piece.stop] for push in pushes]
-            torch.mul(pieces[0], scale, out=found)
-            for other in pieces[1:]:
-                found.add_(other, alpha=scale)
-            return found
-        found.zero_()
-        for push, past in zip(pushes, stale, strict=True):
-            mine = push[at][piece.start : piece.stop].mul_(scale)
+        """Σ pushes · scale for one piece, each made up for its staleness."""
+        found = self._scratch_for(piece).zero_()
+        span = slice(piece.start, piece.stop)
+        for push, past in zip_longest(pushes, stale):
+            grad = push[at][span].mul_(scale)
             if past is not None:
-                past.compensate_(mine, piece.weights, past.base[at][piece.start : piece.stop])
-            found.add_(mine)
+                past.compensate_(grad, piece.weights, past.base[at][span])
+            found.add_(grad)
         return found
 
     def _scratch_for(self, piece: Piece) -> Tensor:

@@ -52,38 +52,35 @@ class Rule:
 class Piece:
     """Weights [start, stop) of a range."""
 
-    __slots__ = ("_parameter", "_stepper", "start", "stop")
+    __slots__ = ("_group", "_lane", "_stepper", "start", "stop", "weights")
 
-    def __init__(
-        self,
-        rule: Rule,
-        run: Run,
-        weights: Tensor,
-        state: Mapping[str, Tensor],
-    ) -> None:
+    def __init__(self, rule: Rule, run: Run, weights: Tensor, state: Mapping[str, Tensor]) -> None:
         self.start, self.stop, count = run
         mine = {key: values[self.start : self.stop] for key, values in state.items()}
         if "step" in rule.keys:
             mine["step"] = torch.tensor(count, dtype=torch.float32)
         self._stepper = rule.stepper(weights[self.start : self.stop], mine)
-        self._parameter = self._stepper.optimizer.param_groups[0]["params"][0]
-
-    @property
-    def weights(self) -> Tensor:
-        weights: Tensor = self._parameter
-        return weights
+        self._group = self._stepper.optimizer.param_groups[0]
+        self.weights: Tensor = self._group["params"][0]
+        lanes = self._stepper.lanes
+        self._lane = lanes[0] if lanes and not lanes[0].penalised else None
 
     @property
     def run(self) -> Run:
         """Where it lies, and its updates so far; 0 where the optimizer does not count them."""
-        held = self._stepper.optimizer.state.get(self._parameter, {})
+        held = self._stepper.optimizer.state.get(self.weights, {})
         return self.start, self.stop, float(held.get("step", 0.0))
 
     @property
     def options(self) -> dict[str, Any]:
-        return options_of(self._stepper.optimizer.param_groups[0])
+        return options_of(self._group)
 
     def step(self, grad: Tensor, factor: float, scale: float) -> None:
-        self._parameter.grad = grad
+        """One update; `grad` counts `scale` times what it is, and may be changed."""
+        if self._lane is not None:  # nobody else gets at this optimizer: nothing to look out for
+            self._group["lr"] = self._group["initial_lr"] * factor
+            self._lane.update([grad], scale)
+            return
+        self.weights.grad = grad
         self._stepper.step(factor, scale)
-        self._parameter.grad = None
+        self.weights.grad = None
