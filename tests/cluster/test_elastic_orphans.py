@@ -1,4 +1,4 @@
-"""Runs whose own members are all lost: those who joined go on, and without any it is over."""
+"""Runs that lose members at their very beginning, at their end, or all of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from tests.cluster.elastic import difference, join, proved, running
-from tests.e2e.command import DEADLINE
+from echelon.track import Store
+from tests.cluster.elastic import RUN, STEPS, TASK, difference, join, proved, running
+from tests.e2e.command import DEADLINE, wait_for
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -36,6 +37,54 @@ def test_whoever_joined_brings_the_run_to_its_end(
     assert run.said("generation")[-1]["members"] == [2]
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_one_that_is_lost_before_the_first_step_is_done_without(
+    tmp_path: Path, member: int, weights: dict[str, Tensor]
+) -> None:
+    with running(tmp_path, workers=3) as run:
+        run.go()
+        run.wait("joined", member=member)
+        os.kill(run.pid(member), signal.SIGKILL)
+        run.end(0)
+    assert run.said("lost", member=member, how="killed")
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+# Who comes to the evaluation, which is the last thing of all, says so and waits for `go`.
+HELD_UP = """
+import time
+from pathlib import Path
+
+def forward(model, batch):
+    if not model.training:
+        Path("evaluates").touch()
+        while not Path("go").exists():
+            time.sleep(0.005)
+    time.sleep(0.008)
+    return model(batch["x"])
+"""
+
+
+def test_a_leader_that_comes_back_too_late_does_not_change_what_is_on_record(
+    tmp_path: Path,
+) -> None:
+    held_out = 'valid={"x": x[:60], "y": x[:60, :3].argmax(1)},'
+    task = TASK.replace("forward=forward,", f"forward=forward, {held_out}")
+    (tmp_path / "held_up.py").write_text(HELD_UP + task)
+    with running(tmp_path, "task=held_up.py:task", "evaluate.every=1000", workers=2) as run:
+        run.reach(5)
+        os.kill(run.pid(0), signal.SIGSTOP)
+        wait_for((tmp_path / "evaluates").exists, run.command)
+        os.kill(run.pid(0), signal.SIGCONT)
+        run.wait("joined", member=2, pid=run.pid(0))
+        run.go()
+        run.end(0)
+    found = Store(tmp_path / "runs").run(RUN)
+    assert (found.status, found.summary["steps"]) == ("done", STEPS)
+    assert len(run.said("lost", member=0, how="frozen")) == 1
 
 
 def test_a_run_without_anybody_is_over_and_says_who_was_the_last(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ class Fixed:
     """Members that are always the same."""
 
     elastic = False
+    met = True
 
     def __init__(self) -> None:
         self.asked = 0

@@ -107,6 +107,8 @@ class Comm(Protocol):
     """Whether somebody else will tell why this member lost another one."""
     elastic: bool
     """Whether those who are left can meet again when a member is lost."""
+    met: bool
+    """Whether this member is among the others, not between two generations."""
     tell: Callable[[str], None]
     """Called, by any thread, with what a person should know: who is awaited, say."""
 

@@ -7,8 +7,8 @@ checkpoints. All others make the same steps and are silent, until one of them be
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from echelon.comm.torn import is_torn
@@ -74,7 +74,8 @@ def take_part(
             comm.tell = leading.tell  # while this member waits, the thread that hears it tells
             if not here.newcomer:
                 leading.changed()
-            result = trained(here, task, run, store / run)
+            with _silent_if_left_out(comm, watchers):
+                result = trained(here, task, run, store / run)
     if leading.leads and result.report is not None:
         try_report(Store(store), run)
     return result
@@ -102,6 +103,17 @@ def _ready(
         return _ready(job, task, comm, observer, shelf, resume, newcomer=True)
     run.newcomer = run.gathering = newcomer
     return run
+
+
+@contextmanager
+def _silent_if_left_out(comm: Comm, watchers: Observers) -> Iterator[None]:
+    """Of a run that ended while this member was not in it, others tell how."""
+    try:
+        yield
+    except BaseException:
+        if not comm.met:
+            watchers.pass_on()
+        raise
 
 
 class _Leading:

@@ -39,3 +39,21 @@ def test_one_that_is_back_may_know_of_updates_that_nobody_else_does() -> None:
     scene.collect()
     told = scene.told(ahead, "generation")[-1]
     assert (told["source"], told["behind"], told["anew"]) == (1, [0], False)
+
+
+def test_one_that_missed_a_generation_and_its_end_is_told_of_both() -> None:
+    scene = Scene()
+    zero, one = scene.together(2)
+    new = scene.hello(20)
+    scene.arrive(new, -1)
+    scene.arrive(zero, 1)
+    scene.arrive(one, 1)
+    scene.inbox.clear()  # the coordinator was killed before it could tell
+    scene.restart()
+    for member in (zero, one):
+        scene.desk.died(scene.now, scene.desk.roster.living[member.id])
+    scene.collect()
+    scene.inbox.clear()  # its connection is not there yet
+    back = scene.hello(20, member=new.id)
+    assert scene.told(back, "generation")[-1]["number"] == 2
+    assert scene.told(back, "regroup")[-1]["generation"] == 3

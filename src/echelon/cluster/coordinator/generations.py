@@ -138,9 +138,10 @@ class Generations:
         """Tell a member that has a new connection what it may have missed with the old one."""
         if self.phase is Phase.ENDED:
             self._outbox.send(member.id, "end", why=self.ending)
-        elif generation < member.generation:
+            return
+        if generation < member.generation:
             self._tell(member)
-        elif not self.is_first and member in self.awaited():
+        if not self.is_first and member in self.awaited():
             self._order(member)
 
     def tick(self, now: float) -> list[Member]:
