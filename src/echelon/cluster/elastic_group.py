@@ -98,7 +98,7 @@ class ElasticGroup:
             shards=tuple(ShardAddress(**shard) for shard in self.run["servers"]),
             key=self._key,
             member=self._liaison.member,
-            generation=self._number,
+            generation=self._number if self.met else 0,
             members=self._fellows,
             deadline=self._deadline,
             halted=lambda: self._halt.why,

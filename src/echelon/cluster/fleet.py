@@ -180,7 +180,8 @@ class Fleet:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         keep_freed_memory()
         torch.set_num_threads(_threads(self._job))
-        from echelon.server.role import ServerSettings, serve
+        from echelon.server.role import serve
+        from echelon.server.settings import ServerSettings
 
         serve(
             berth.listeners,
@@ -189,6 +190,7 @@ class Fleet:
                 shards=self.addresses,
                 key=self._key,
                 deadline=self._job.sync.deadline,
+                replicas=self._job.parameter_server.replicas,
                 twin=seat.twin,
             ),
         )

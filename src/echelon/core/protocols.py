@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from echelon.core.types import Batch, Shard, Stats, Update
+from echelon.core.types import Batch, Lease, Shard, Stats, Update
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,32 @@ class Schedule(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class RowStore(Protocol):
+    """Where the rows of one table are kept. Ids are distinct int64 numbers, any of them."""
+
+    def pull(self, ids: Tensor) -> Tensor:
+        """The row of each id, [n, width], the caller's own. Looking makes no rows."""
+        ...
+
+    def push(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None = None,
+        *,
+        factor: float = 1.0,
+        version: int | None = None,
+    ) -> None:
+        """The part of update `version` that is about these rows; uses up the gradients."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """All rows and what is kept with them, good until the next push."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 class Inspector(Protocol):
@@ -170,6 +196,8 @@ class Strategy(Protocol):
     """Whether `model` is all of it, and can be called by this member alone."""
     alone: bool
     """Whether this member can make a `state_dict` that is complete without the others."""
+    remote: bool
+    """Whether weights and optimizer live with servers, and it is a `RemoteStrategy`."""
 
     def setup(self, task: Task, comm: Comm) -> None:
         """Build model and optimizer from the task's factories."""
@@ -179,12 +207,16 @@ class Strategy(Protocol):
         """Forward and, unless evaluating, backward over all of `micro`, adding up gradients."""
         ...
 
-    def update(self) -> Update:
-        """Turn the gradients into one update of the model, wherever the optimizer runs."""
+    def update(self, lease: Lease | None = None) -> Update:
+        """Turn the gradients, of these samples, into one update, wherever the optimizer runs."""
         ...
 
     def total(self, stats: Stats) -> Stats:
         """These stats summed up over all members, each sample once."""
+        ...
+
+    def observe(self, value: float) -> None:
+        """Let the schedule hear a validation result (smaller is better); called by all."""
         ...
 
     def rate(self) -> float:
@@ -212,6 +244,10 @@ class Strategy(Protocol):
         only member 0's answer is sure to be complete."""
         ...
 
+    def healing(self) -> dict[str, Any]:
+        """What `load_state_dict` of one that is behind needs, beside what it can get elsewhere."""
+        ...
+
     def settle(self) -> bool:
         """Give up an update that broke off; returns whether the state is that of its version."""
         ...
@@ -223,6 +259,27 @@ class Strategy(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class RemoteStrategy(Strategy, Protocol):
+    """Weights and optimizer live with servers, who also know which samples they took in."""
+
+    lacks_state: bool
+    """Whether the servers have lost the state, or part of it: somebody has to load one."""
+    apart: bool
+    """Whether members make updates each for itself, and meet now and then."""
+
+    def pull(self) -> int:
+        """Have the servers' weights; returns their version."""
+        ...
+
+    def unheard(self, version: int) -> Sequence[Sequence[int]]:
+        """What the servers took in after `version`: (epoch, start, stop, version, member) each."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Of this member and the servers: staleness, bytes, seconds waited, updates refused, …"""
+        ...
 
 
 class Observer(Protocol):

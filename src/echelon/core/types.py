@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from echelon.core.config.optim import ClipSection, OptimizerSection
 from echelon.core.config.parallel import (
@@ -137,5 +137,7 @@ class Parallel:
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     tensor: TensorSection = field(default_factory=TensorSection)
     servers: ParameterServerSection = field(default_factory=ParameterServerSection)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What servers have to know of the job beside, as plain data: its schedule, its length, …"""
     balance: bool = True
     """Whether parts of a batch follow the members' speeds, where members come and go."""

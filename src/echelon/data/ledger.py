@@ -65,6 +65,14 @@ class Ledger:
         else:
             self._note(epoch, start, stop, version, version)
 
+    def take_in(self, lease: Lease, version: int) -> None:
+        """Record an update that others made of samples that were not out on lease here."""
+        epoch, start, stop = lease
+        page = self._page(epoch)
+        if page.free.take(start, stop):
+            page.out.add(start, stop)
+        self.commit(lease, version)
+
     def leave_out(self, lease: Lease, version: int) -> None:
         """Record that this lease is consumed at `version`, which it did not change."""
         epoch, start, stop = lease

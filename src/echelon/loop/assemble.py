@@ -78,7 +78,7 @@ def set_up(job: Job, task: Task, comm: Comm, schedule: Schedule, observer: Obser
         numerics(job, find_device(job.device)),
         schedule,
         LayerHealth(job.health, observer.noticed),
-        parallel(job, comm.count),
+        parallel(job, comm.count, task),
     )
     chosen.setup(task, comm)
     return chosen
@@ -121,7 +121,7 @@ def numerics(job: Job, device: torch.device) -> Numerics:
     )
 
 
-def parallel(job: Job, members: int | None = None) -> Parallel:
+def parallel(job: Job, members: int | None = None, task: Task | None = None) -> Parallel:
     return Parallel(
         mesh=strategy.arrangement(job, members),
         sync=job.sync,
@@ -129,8 +129,22 @@ def parallel(job: Job, members: int | None = None) -> Parallel:
         pipeline=job.pipeline,
         tensor=job.tensor,
         servers=job.parameter_server,
+        plan=_plan(job, task) if task is not None and strategy.has_servers(job) else {},
         balance=job.elastic.balance,
     )
+
+
+def _plan(job: Job, task: Task) -> dict[str, Any]:
+    """What servers have to know: when the rate changes, and when all members have to meet."""
+    evaluates = task.valid is not None
+    due = [job.checkpoint.every, *([job.evaluate.every] if evaluates else [])]
+    return {
+        "schedule": job.schedule.model_dump(mode="json"),
+        "total": Limits.of(job).total_steps(len(task.train), job.batch_size),
+        "samples": len(task.train),
+        "steps": job.steps,
+        "due": [every for every in due if isinstance(every, int)],
+    }
 
 
 def check_task(job: Job, task: Task) -> None:

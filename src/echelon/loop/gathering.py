@@ -15,6 +15,7 @@ from echelon.core.errors import PeerError
 from echelon.core.protocols import Healing
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
+from echelon.loop.following import follow
 from echelon.loop.run import Run
 from echelon.loop.starting_over import Holding, go_back, holding, start_over
 
@@ -71,13 +72,13 @@ def _rejoin(run: Run, healing: Healing) -> None:
     run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
     if healing.anew:
         go_back(run, healing.recorded)
-    if healing.peers is None:
-        return
-    if healing.sends:
-        heal.send(healing.peers, run.cut(alone=True))
-    else:
+    if healing.peers is not None and healing.sends:
+        heal.send(healing.peers, run.cut(alone=True, healing=True))
+    elif healing.peers is not None:
         run.newcomer = True  # until all of it is here
         run.load(heal.receive(healing.peers), healed=True)
+    if run.strategy.remote:
+        follow(run)
 
 
 def _tell(run: Run, before: int, seconds: float) -> None:

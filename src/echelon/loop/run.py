@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from echelon.checkpoint import Shelf, Writer, randomness
 from echelon.core.config import Job
@@ -18,22 +18,11 @@ from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.fellows import Fellows
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
+from echelon.loop.recording import Recording
 from echelon.optim import EarlyStop
 
 TICK = 0.1
 """Seconds between two looks at the clock's work: progress, time limit."""
-
-
-class Recording(Protocol):
-    """Takes down what is committed."""
-
-    def tick(self) -> None:
-        """Called often; writes seldom."""
-        ...
-
-    def keep(self) -> None:
-        """Before what is committed becomes part of a checkpoint."""
-        ...
 
 
 @dataclass(slots=True)
@@ -191,7 +180,7 @@ class Run:
             self._evaluated_at = self.version
             values = self.evaluation.values
             self.observer.evaluated(self.version, values)
-            self.schedule.observe(values["loss"])
+            self.strategy.observe(values["loss"])
             if self.early.observe(values[self.job.stop.metric]):
                 self._best_at = self.version
         if self._best_at == self.version and self.job.checkpoint.best:
@@ -220,7 +209,8 @@ class Run:
 
     def secure(self) -> None:
         """Where a part of the state may be lost with its holder, there is a first checkpoint."""
-        if self.comm.elastic and not (self.strategy.alone or self.secured or self.version):
+        safe = self.strategy.alone and not self.strategy.remote
+        if self.comm.elastic and not (safe or self.secured or self.version):
             self.save(last=True)  # on disk before the first update, which needs all members
         self.secured = True
 
@@ -267,13 +257,16 @@ class Run:
             f"positions {lease.start} to {lease.stop})"
         )
 
-    def cut(self, *, alone: bool = False) -> dict[str, Any]:
-        """Everything that decides what comes next, at one version; `alone`, without the others."""
+    def cut(self, *, alone: bool = False, healing: bool = False) -> dict[str, Any]:
+        """Everything that decides what comes next, at one version; `alone`, without the others.
+
+        `healing`: for one that is behind, without what it gets elsewhere.
+        """
         if self.clerk is not None:
             self.clerk.keep()  # what a checkpoint holds is in the journal before it
         draws = {0: randomness.capture()} if alone else self.fellows.draws()
         return {
-            "strategy": self.strategy.state_dict(),
+            "strategy": self.strategy.healing() if healing else self.strategy.state_dict(),
             "ledger": self.ledger.state_dict(),
             "random": draws[0],
             "random_of_others": {shard: state for shard, state in draws.items() if shard},
@@ -293,7 +286,7 @@ class Run:
     def load(self, cut: dict[str, Any], *, healed: bool = False) -> None:
         """Be as it says; `healed`: it came from another member, and others need none."""
         loop = cut["loop"]
-        self.strategy.load_state_dict(cut["strategy"])
+        self.strategy.load_state_dict(cut["strategy"] | {"ledger": cut["ledger"]})
         self.ledger.load_state_dict(cut["ledger"])
         self.early.load_state_dict(loop["early"])
         if loop["stop"] != self.job.stop.model_dump(mode="json"):

@@ -91,6 +91,7 @@ def _ready(
     newcomer: bool,
 ) -> Run:
     """A run made ready with the others; if one is lost on the way, as a newcomer's is."""
+    run = None
     try:
         run = assemble(job, task, comm, observer)
         run.shelf.folder = shelf
@@ -99,6 +100,8 @@ def _ready(
     except (PeerError, RuntimeError) as error:
         if not comm.elastic or newcomer or not (isinstance(error, PeerError) or is_torn(error)):
             raise
+        if run is not None:
+            run.strategy.let_go()
         comm.alone()
         return _ready(job, task, comm, observer, shelf, resume, newcomer=True)
     run.newcomer = run.gathering = newcomer

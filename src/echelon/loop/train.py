@@ -71,7 +71,7 @@ def _pass(run: Run, epoch: int) -> str | None:
             for lease, micro in stream:
                 compute(micro)
                 try:
-                    done = update()
+                    done = update(lease)
                 except NonFiniteError as error:
                     run.skip_or_raise(lease, error)
                     if reason := run.over():

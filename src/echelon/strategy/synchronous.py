@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from echelon.core.errors import NonFiniteError, TaskError, TrainingError
 from echelon.core.protocols import Comm, Inspector, Metric, Schedule
 from echelon.core.task import Task
-from echelon.core.types import Batch, Numerics, Parallel, Shard, Stats, Update
+from echelon.core.types import Batch, Lease, Numerics, Parallel, Shard, Stats, Update
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.fault import explain
 from echelon.strategy.pair import as_pair
@@ -54,6 +54,7 @@ class Synchronous(ABC):
     model: nn.Module
     whole = True
     alone = False
+    remote = False
     _stepping = False
 
     def __init__(
@@ -82,8 +83,7 @@ class Synchronous(ABC):
         self.model = build_model(task, self._numerics)
         self._place()
         self._names, self._parameters = trainable(self.model)
-        spare_compiler()
-        self._stepper = Stepper(self._optimizer(), self.model.named_parameters())
+        self._prepare_step()
         self._join()
         self._find_buffers()
         self.model.train()
@@ -110,7 +110,7 @@ class Synchronous(ABC):
             self._known()
         return Stats(self._loss_sum, self._weight, {})
 
-    def update(self) -> Update:
+    def update(self, lease: Lease | None = None) -> Update:  # noqa: ARG002 (all see the same)
         self._comm.pulse(self.version + 1, "updating")
         met = self._meet()
         if met.weight <= 0:
@@ -151,6 +151,9 @@ class Synchronous(ABC):
     def balance(self) -> Sequence[float]:
         return [1.0]
 
+    def observe(self, value: float) -> None:
+        self._schedule.observe(value)
+
     def rate(self) -> float:
         return float(self._stepper.optimizer.param_groups[0]["lr"])
 
@@ -162,6 +165,9 @@ class Synchronous(ABC):
             "schedule": self._schedule.state_dict(),
             "scaler": self._scaler.state_dict(),
         }
+
+    def healing(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def settle(self) -> bool:
         if self._stepping:  # some parameters are an update ahead of others
@@ -190,6 +196,10 @@ class Synchronous(ABC):
 
     def _place(self) -> None:  # noqa: B027 (not every strategy has to)
         """The model is built: lay it out over the members."""
+
+    def _prepare_step(self) -> None:
+        spare_compiler()
+        self._stepper = Stepper(self._optimizer(), self.model.named_parameters())
 
     def _optimizer(self) -> Optimizer:
         if self._task.optimizer is None:

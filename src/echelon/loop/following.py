@@ -1,0 +1,48 @@
+"""Members whose weights live on servers go on from where the servers are.
+
+the servers are ahead    an update was made of which nobody heard: its samples are consumed
+the servers lost a part  all go back to the last checkpoint, and bring its state to the servers
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from echelon.comm.group import Group
+from echelon.core.errors import TrainingError
+from echelon.core.protocols import RemoteStrategy
+from echelon.core.types import Lease
+from echelon.loop import heal
+from echelon.loop.run import Run
+
+
+def follow(run: Run) -> None:
+    """Called by all of a new generation together, once nobody is behind the others."""
+    servers = cast(RemoteStrategy, run.strategy)
+    if servers.lacks_state or servers.pull() < run.version:
+        _go_back(run)
+        servers.pull()
+    for epoch, start, stop, version, _ in servers.unheard(run.version):
+        run.ledger.take_in(Lease(epoch, start, stop), version)
+        run.version = version
+
+
+def _go_back(run: Run) -> None:
+    """The first one reads the last checkpoint, and all go on from there."""
+    before, first = run.version, run.comm.index == 0
+    everybody = cast(Group, run.comm).collective()
+    if first:
+        run.writer.flush()
+        if not run.shelf.versions():
+            raise TrainingError("the servers lost the state of this run; there is no checkpoint")
+        run.load(run.shelf.load("last"), healed=True)
+        heal.send(everybody, run.cut(alone=True, healing=True))
+    else:
+        run.newcomer = True  # until all of it is here
+        run.load(heal.receive(everybody), healed=True)
+    run.comm.rolled_back(run.version, "a server was lost, and a part of the state with it")
+    if first:
+        run.notice(
+            f"a server was lost, and a part of the state with it: went back from step {before} to "
+            f"the checkpoint of step {run.version}"
+        )

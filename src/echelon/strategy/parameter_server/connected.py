@@ -1,0 +1,221 @@
+"""A trainer and its servers: who has the state, and how it comes and goes.
+
+setup, rejoin   set_up ─▶ nobody has a state? the first trainer brings one ─▶ enter
+before a step   pull: parameters are the servers' memory from then on, or memory they write to
+a checkpoint    parameters and buffers from here, the optimizer's state from the servers
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from echelon.comm.servers.directory import Directory
+from echelon.comm.servers.layout import Layout
+from echelon.comm.servers.servers import Servers
+from echelon.core.errors import ConfigError, PeerError
+from echelon.core.protocols import Comm
+from echelon.core.task import Task
+from echelon.optim.build import penalised
+from echelon.strategy.alike import make_alike
+from echelon.strategy.all_reduce import AllReduce
+from echelon.strategy.parameter_server.pushes import Pushes
+from echelon.strategy.parameter_server.rules import rules
+from echelon.strategy.replica import load_weights, trainable
+
+
+class Reaching(Protocol):
+    """Members that know where the servers are."""
+
+    def directory(self) -> Directory: ...
+
+
+class Connected(AllReduce):
+    """Of the model, a trainer owns what is not trained: frozen parameters and buffers."""
+
+    remote = True
+    lacks_state = False
+    _sum: Pushes  # type: ignore[assignment]
+    _servers: Servers | None = None
+    _member = -1
+    _bound = False
+    """Whether parameters are memory of the servers, or such as they write to."""
+    _stale = False
+    """Whether the servers may have other weights than the parameters hold."""
+
+    @property
+    def apart(self) -> bool:
+        return not self._parallel.servers.together
+
+    def setup(self, task: Task, comm: Comm) -> None:
+        try:
+            super().setup(task, comm)
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def rejoin(self) -> None:
+        self._unbind()
+        super().rejoin()
+
+    def pull(self) -> int:
+        self._stale = True
+        self._refresh()
+        return self.version
+
+    def rate(self) -> float:
+        """The schedule is the servers'; this one hears and says the same."""
+        return self._numerics.optimizer.lr * self._schedule.factor(max(0, self.version - 1))
+
+    def observe(self, value: float) -> None:
+        super().observe(value)
+        if self._comm.index == 0:
+            self._here.observe(value)
+
+    def unheard(self, version: int) -> list[tuple[int, ...]]:
+        return [tuple(record) for record in self._here.records(version)]
+
+    def figures(self) -> dict[str, float]:
+        return self._here.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        self._refresh()
+        return super().state_dict()
+
+    def healing(self) -> dict[str, Any]:
+        """Weights and optimizer are with the servers: only what is not is sent."""
+        trained = set(map(id, self._parameters))
+        named = self.model.state_dict(keep_vars=True)
+        return {
+            "version": self.version,
+            "own": {
+                name: value.detach() for name, value in named.items() if id(value) not in trained
+            },
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "own" in state:
+            self._load_own(state["own"])
+        else:
+            self._load_whole(state)
+        self._schedule.load_state_dict(state["schedule"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.version = state["version"]
+        self._stale = True
+
+    def let_go(self) -> None:
+        self._hang_up()
+        super().let_go()
+
+    def _load_own(self, own: dict[str, Tensor]) -> None:
+        held = self.model.state_dict()
+        for name, value in own.items():
+            held[name].copy_(value)
+
+    def _load_whole(self, state: dict[str, Any]) -> None:
+        """All have it, the first trainer brings it to the servers."""
+        self._unbind()
+        load_weights(self.model, state["model"])
+        if self._servers is not None:
+            keys = ("version", "optimizer", "schedule", "ledger")
+            self._upload(self._weights_only() | {key: state[key] for key in keys if key in state})
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._here.state()["optimizer"]
+        return found
+
+    def _place(self) -> None:
+        self._meet_members()
+        names, _ = trainable(self.model)
+        for pattern in self._parallel.sync.skip_init:
+            if name := next((name for name in names if fnmatchcase(name, pattern)), None):
+                raise ConfigError(
+                    f"sync.skip_init = {pattern!r}: parameter {name!r} is trained, so it lives on "
+                    f"the servers, once for all; only frozen ones and buffers can differ",
+                    ("sync", "skip_init"),
+                )
+        make_alike(self.model, self._peers, self._parallel.sync.skip_init)
+
+    def _prepare_step(self) -> None:
+        """It is the servers that make steps."""
+        flags = penalised(self._numerics.optimizer, self._parameters)
+        self._layout = Layout.of(self._names, self._parameters, flags)
+
+    def _meet_gradients(self) -> None:
+        self._open = False
+        self._given = [False] * len(self._parameters)
+        found = cast(Reaching, self._comm).directory()
+        if found.generation:  # or it is a newcomer, which prepares itself alone
+            self._connect(found)
+
+    def _connect(self, found: Directory) -> None:
+        """Called by all members of a generation together."""
+        if self._servers is None or self._member != found.member:
+            self._hang_up()
+            self._servers = Servers(
+                found.shards,
+                found.key,
+                found.member,
+                plane=self._parallel.servers.plane,
+                deadline=found.deadline,
+                halted=found.halted,
+            )
+            self._member = found.member
+        empty = self._servers.set_up(self._layout, rules(self._numerics, self._parallel))
+        self._sum = Pushes(self._servers)
+        empty_shards, made = self._peers.sum([float(empty), float(self.version)])
+        self.lacks_state = empty_shards > 0
+        if self.lacks_state and not made:
+            self._upload(self._weights_only() | {"version": 0})
+            self._peers.barrier()
+        self._servers.enter(found.generation, found.members)
+        self._stale = True
+
+    def _upload(self, state: dict[str, Any]) -> None:
+        if self._comm.index == 0:
+            self._here.upload(state)
+        self.lacks_state = False
+
+    def _weights_only(self) -> dict[str, Any]:
+        held = zip(self._names, self._parameters, strict=True)
+        return {"model": {name: parameter.detach() for name, parameter in held}}
+
+    def _refresh(self) -> None:
+        """Have the servers' weights, where they may be others."""
+        if self._stale and self._servers is not None:
+            self.version = self._servers.pull()
+            self._bind()
+            self._stale = False
+
+    def _bind(self) -> None:
+        weights = self._here.weights
+        if self._numerics.device.type != "cpu":
+            torch._foreach_copy_([p.detach() for p in self._parameters], weights)
+        elif not self._bound:
+            for parameter, weight in zip(self._parameters, weights, strict=True):
+                parameter.data = weight
+            self._bound = True
+
+    def _unbind(self) -> None:
+        """Before the servers' memory goes away."""
+        if self._bound:
+            for parameter in self._parameters:
+                parameter.data = parameter.data.clone()
+            self._bound = False
+
+    def _hang_up(self) -> None:
+        self._unbind()
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.close()
+
+    @property
+    def _here(self) -> Servers:
+        if self._servers is None:
+            raise PeerError("this member is not connected to the servers")
+        return self._servers

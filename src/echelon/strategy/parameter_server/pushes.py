@@ -1,0 +1,65 @@
+"""One trainer's gradients on their way to the servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from echelon.comm.servers.servers import Servers
+from echelon.optim import gradients
+
+
+class Filled(NamedTuple):
+    """What is in the slots once all gradients are."""
+
+    row: list[float]
+    finite: bool
+    square: float
+    """Of the norm of all gradients."""
+    missing: list[int]
+    """Parameters without a gradient."""
+
+
+class Pushes:
+    """begin → put … put (or put_all) → filled; the servers read the slots when they are told to."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._slots = servers.slots
+        self._begun: list[float] = []
+        self._norms: list[Tensor] = []
+        self._put: set[int] = set()
+
+    def begin(self, row: Sequence[float]) -> None:
+        """Before the update's last backward."""
+        self._begun = list(row)
+        self._norms, self._put = [], set()
+
+    def put(self, at: int, gradient: Tensor) -> None:
+        """The gradient of parameter `at` is final: it is looked at while it is in the cache."""
+        self._slots[at].copy_(gradient)
+        self._norms.append(gradients.global_norm([gradient]))
+        self._put.add(at)
+        self._servers.ready(at)
+
+    def put_all(self, found: Sequence[Tensor | None]) -> None:
+        """All at once; None is no gradient."""
+        given = {at: gradient for at, gradient in enumerate(found) if gradient is not None}
+        if given:
+            torch._foreach_copy_([self._slots[at] for at in given], list(given.values()))
+            self._norms.append(gradients.global_norm(list(given.values())))
+        self._put.update(given)
+
+    def filled(self) -> Filled:
+        """No gradient counts as one of zeros."""
+        missing = [at for at in range(len(self._slots)) if at not in self._put]
+        for at in missing:
+            self._slots[at].zero_()
+        square = sum(float(norm) ** 2 for norm in self._norms)
+        # A norm may be too large a number where no gradient is.
+        finite = math.isfinite(square) or all(bool(s.isfinite().all()) for s in self._slots)
+        return Filled(self._begun, finite, square, missing)

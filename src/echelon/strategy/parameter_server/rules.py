@@ -1,0 +1,24 @@
+"""What the servers are told of a job: plain data, the same from every trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from echelon.core.types import Numerics, Parallel
+
+
+def rules(numerics: Numerics, parallel: Parallel) -> dict[str, Any]:
+    section = parallel.servers
+    return {
+        "optimizer": numerics.optimizer.model_dump(mode="json"),
+        "clip": numerics.clip.model_dump(mode="json"),
+        "batch": numerics.batch,
+        "staleness": section.staleness,
+        "quorum": section.quorum or ("all" if section.together else 1),
+        "together": section.together,
+        "replicas": section.replicas,
+        "compensate": section.compensate,
+        "scale": section.scale,
+        "balance": parallel.balance,
+        **parallel.plan,
+    }

@@ -1,0 +1,128 @@
+"""Trainers compute gradients, servers make updates of them.
+
+    trainer 0   forward ─ backward ─▶ slots ─┐ push                     ┌─▶ the new weights
+    trainer 1   forward ─ backward ─▶ slots ─┤ push                     ├─▶ the new weights
+    server                                   └▶ Σ grad / Σ weight, step ┘
+
+A gradient is in its slot as soon as backward is done with it, and may be on its way at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from echelon.comm.servers.outcome import Outcome
+from echelon.core.errors import PeerError, TaskError, TrainingError
+from echelon.core.protocols import Inspector
+from echelon.core.types import Ask, Batch, Lease, Stats, Update
+from echelon.data.split import edges
+from echelon.strategy.agree import agree
+from echelon.strategy.batch_norm import synchronise, unsynchronise
+from echelon.strategy.fault import blame
+from echelon.strategy.parameter_server.connected import Connected
+from echelon.strategy.parameter_server.pushes import Filled
+from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
+
+
+class ParameterServer(Connected):
+    """The trainers of one generation."""
+
+    def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
+        self._refresh()
+        return super().compute(micro, backward=backward)
+
+    def update(self, lease: Lease | None = None) -> Update:
+        self._comm.pulse(self.version + 1, "updating")
+        self._hand_over()
+        self._pace.end(self._weight)
+        filled = self._filled = self._sum.filled()
+        if self._inspector is not None and self._inspector.due(self.version + 1):
+            self._inspect(self._inspector)
+        self._here.push(
+            self._made_up() if lease is None else self._part_of(lease),
+            self.version,
+            filled.row,
+            finite=filled.finite and math.isfinite(filled.row[2]),
+            square=filled.square,
+            missing=filled.missing,
+        )
+        return self._concluded(self._here.outcome(), filled)
+
+    def _concluded(self, outcome: Outcome, filled: Filled) -> Update:
+        if outcome.kind == "refused":
+            return self._refused(outcome, filled)
+        if outcome.kind not in ("applied", "done"):
+            raise PeerError(outcome.reason or f"an update was {outcome.kind}")
+        self._scaler.update(finite=True)
+        # What was applied before, and is sent again, has no sums of its own.
+        _, weight, loss_sum, asked, seconds = outcome.row or filled.row
+        if self._pace.compare(seconds / self._peers.count) and self._balanced:
+            self._comm.asked |= Ask.BALANCE
+        self.version = outcome.version
+        self._bind()
+        self._clear()
+        return Update(
+            committed=True,
+            version=self.version,
+            loss_sum=loss_sum,
+            weight=weight,
+            asked=int(asked) | outcome.asked,
+            staleness=outcome.staleness,
+            peers=self._comm.count,
+        )
+
+    def _refused(self, outcome: Outcome, filled: Filled) -> Update:
+        """Refused for one is refused for all: they find out together whose fault it is."""
+        missing = len(filled.missing) == len(self._parameters)
+        _, weight, loss_sum, *_ = filled.row
+        sums = self._peers.sum([weight, loss_sum, float(not filled.finite), float(not missing)])
+        if not sums[3]:
+            raise TaskError(NO_GRADIENT)
+        if sums[0] <= 0:
+            raise TaskError(f"step {self.version + 1}: the loss gave its batch a weight of 0")
+        if not sums[2] and math.isfinite(sums[0] + sums[1]):
+            raise TrainingError(
+                f"step {self.version + 1}: the servers refused it: {outcome.reason}"
+            )
+        self._show_gradients(1.0)
+        return self._refuse(Met(sums[1], sums[0], finite=False))
+
+    def _part_of(self, lease: Lease) -> Lease:
+        """This member's, as the loader cut it; it may be empty."""
+        index, count, size = self.shard.index, self.shard.count, lease.size
+        if self.shard.shares:
+            low, high = edges(size, self.shard.shares)[index : index + 2]
+        else:
+            low, high = size * index // count, size * (index + 1) // count
+        return Lease(lease.epoch, lease.start + low, lease.start + high)
+
+    def _made_up(self) -> Lease:
+        """Where nobody says which samples these are: others than ever before."""
+        at = self.version * self.shard.count + self.shard.index
+        return Lease(0, at, at + 1)
+
+    def _inspect(self, inspector: Inspector) -> None:
+        """What this member brings: nobody here sees the sum."""
+        divisor = self._filled.row[0]
+        if divisor > 0:
+            self._show_gradients(1 / divisor)
+            super()._inspect(inspector)
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def _show_gradients(self, scale: float) -> None:
+        absent = set(self._filled.missing)
+        for at, (parameter, slot) in enumerate(
+            zip(self._parameters, self._here.slots, strict=True)
+        ):
+            parameter.grad = None if at in absent else (slot * scale).to(parameter.device)
+
+    def _explain(self) -> str:
+        """As all_reduce does; whose gradient it is, is known here."""
+        unsynchronise(self.model)
+        words = Synchronous._explain(self)
+        if self._lockstep:
+            synchronise(self.model, self._peers, always=True)
+        fault = 2 * blame(self._micro, self._loss_sum) + (not self._filled.finite)
+        return agree(self._peers, words, fault)
