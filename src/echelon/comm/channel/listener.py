@@ -106,8 +106,8 @@ class Listener:
         self._selector.register(connected, selectors.EVENT_READ)
         try:
             guest.greet(self._seal)
-        except OSError as error:
-            self._turn_out(guest, error.strerror or "it hung up")
+        except OSError:
+            self._turn_out(guest, "it hung up")
 
     def _listen_to(self, connected: socket.socket) -> Connection | None:
         guest = self._guests[connected]
@@ -116,8 +116,8 @@ class Listener:
             return None if call is None else self._let_in(guest, call)
         except Refused as error:
             self._turn_out(guest, str(error))
-        except OSError as error:
-            self._turn_out(guest, error.strerror or "its connection broke")
+        except OSError:
+            self._turn_out(guest, "it hung up")
         return None
 
     def _let_in(self, guest: _Guest, call: bytes) -> Connection:

@@ -1,0 +1,71 @@
+"""Peers in processes of their own, which may be killed, stopped or busy; always reaped."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from echelon.comm.channel import Address, Connection, Listener
+from echelon.comm.channel.sockets import address_of, serve_socket
+
+from .pairs import KEY
+
+Body = Callable[[Connection], None]
+
+
+@contextmanager
+def listening(address: Address, body: Body, patience: float = 1.5) -> Iterator[tuple[Address, int]]:
+    """Where a child listens for one caller, to whom it then does `body`; and its process."""
+    held = serve_socket(address)
+    pid = os.fork()
+    if not pid:
+        _serve(held, body, patience)
+    try:
+        yield address_of(held), pid
+    finally:
+        held.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _serve(held: socket.socket, body: Body, patience: float) -> None:
+    code = 1
+    try:
+        listener = Listener(held, KEY, role="server 0", patience=patience)
+        while (connection := listener.accept(1.0)) is None:
+            pass
+        body(connection)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def echo(connection: Connection) -> None:
+    """Every frame goes back."""
+    while True:
+        frame = connection.receive()
+        assert frame is not None
+        connection.send(frame.kind, frame.head, [connection.take_bytes()], seq=frame.seq)
+
+
+def ask(connection: Connection) -> None:
+    """An answer from `echo`."""
+    connection.send(1, b"are you there?", [b"body"])
+    frame = connection.receive(10.0)
+    assert frame is not None
+    assert frame.head == b"are you there?"
+    assert connection.take_bytes() == b"body"
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """One long call during which no other thread of this process runs any Python."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
