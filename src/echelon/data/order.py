@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
-from echelon.data.feistel import Feistel
 from echelon.core.hashing import Words, key, words
+from echelon.data.feistel import Feistel
 
 Rows = NDArray[np.int64]
 

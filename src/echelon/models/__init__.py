@@ -1,4 +1,4 @@
-"""Model families and their registry. torch is imported when a family or `Normalise` is used."""
+"""Model families and their registry. torch is imported when a family or a layer is used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from echelon.models.registry import build, names, options, schema
 
 if TYPE_CHECKING:
     from echelon.models.normalise import Normalise
+    from echelon.models.table import Table
 
-__all__ = ["InputFacts", "Normalise", "build", "names", "options", "schema"]
+__all__ = ["InputFacts", "Normalise", "Table", "build", "names", "options", "schema"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from echelon.models.normalise import Normalise
 
         return Normalise
+    if name == "Table":
+        from echelon.models.table import Table
+
+        return Table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from echelon.core.config.base import Section
 from echelon.core.errors import ConfigError, DataError
+from echelon.core.hashing import keys
+from echelon.core.rows import RowRule
 from echelon.models.facts import InputFacts
 from echelon.models.layers import (
     ActivationName,
@@ -27,9 +29,21 @@ from echelon.models.layers import (
     dense_block,
     initialise_,
 )
+from echelon.models.table import Table
 
 VECTOR_STD = 0.05
 Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class TableOptions(Section):
+    """Rows for categories that are made when they are first seen, instead of a vocabulary's."""
+
+    admit: PositiveInt = 1
+    """A category has a row when it was trained on this many times; zeros stand for it before."""
+    expire: PositiveInt | None = None
+    """A row is forgotten when its category was in none of this many updates."""
+    rule: RowRule | None = None
+    """How rows learn; the row-wise form of the job's optimizer if not given."""
 
 
 class DLRMOptions(Section):
@@ -50,6 +64,8 @@ class DLRMOptions(Section):
     dropout: Rate = 0.0
     """Part of each hidden layer's values that training leaves out."""
     init: InitName = "he"
+    table: TableOptions | None = None
+    """Keep categories in tables of rows; on the servers, if there are any. {} is enough."""
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
@@ -69,21 +85,25 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         o = options
-        # All fields share one table, each from its own start on: one lookup for all of them.
-        starts = torch.tensor([0, *accumulate(fields[:-1])])
+        self.open = o.table is not None
         self.register_buffer("sizes", torch.tensor(fields), persistent=False)
-        self.register_buffer("starts", starts, persistent=False)
-        self.vectors = nn.Embedding(sum(fields), o.width)
+        self.register_buffer("starts", _starts(fields, self.open), persistent=False)
+        self.vectors = (
+            nn.Embedding(sum(fields), o.width)
+            if o.table is None
+            else Table("vectors", o.width, std=VECTOR_STD, **dict(o.table))
+        )
         self.meet = (Dot if o.interaction == "dot" else Concat)(len(fields), dense, o)
         self.deep = chain(*_layers([self.meet.outputs, *o.hidden], o))
         self.head = nn.Linear(o.hidden[-1], outputs)
         initialise_(self, o.init, o.activation)
-        nn.init.normal_(self.vectors.weight, std=VECTOR_STD)
-        self.wide = Wide(sum(fields), dense, outputs) if o.wide else None
+        if isinstance(self.vectors, nn.Embedding):
+            nn.init.normal_(self.vectors.weight, std=VECTOR_STD)
+        self.wide = Wide(sum(fields), dense, outputs, o.table) if o.wide else None
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        if ids.is_cpu and not torch.compiler.is_compiling():  # elsewhere, looking would stall
-            self._check(ids)
+        if not self.open and ids.is_cpu and not torch.compiler.is_compiling():
+            self._check(ids)  # elsewhere, looking would stall
         rows_BF = ids + self.starts
         scores: Tensor = self.head(self.deep(self.meet(dense, self.vectors(rows_BF))))
         return scores if self.wide is None else scores + self.wide(dense, rows_BF)
@@ -99,6 +119,16 @@ class DLRM(nn.Module):
             )
 
 
+def _starts(fields: tuple[int, ...], open_ended: bool) -> Tensor:
+    """All fields share one table, each from its own start on: one lookup for all of them.
+
+    Where ids may be any number, the starts are so far apart that fields do not meet.
+    """
+    if open_ended:
+        return torch.from_numpy(keys(len(fields), 0xF1E1D5).view("int64"))
+    return torch.tensor([0, *accumulate(fields[:-1])])
+
+
 def _layers(widths: list[int], o: DLRMOptions) -> list[nn.Sequential]:
     return [dense_block(a, b, o.activation, o.norm, o.dropout) for a, b in pairwise(widths)]
 
@@ -106,13 +136,23 @@ def _layers(widths: list[int], o: DLRMOptions) -> list[nn.Sequential]:
 class Wide(nn.Module):
     """One weight per category and number; starts at 0, as a linear model does."""
 
-    def __init__(self, categories: int, dense: int, outputs: int) -> None:
+    def __init__(
+        self, categories: int, dense: int, outputs: int, table: TableOptions | None
+    ) -> None:
         super().__init__()
-        self.categories = nn.Parameter(torch.zeros(categories, outputs))
+        self.categories = (
+            nn.Parameter(torch.zeros(categories, outputs))
+            if table is None
+            else Table("wide", outputs, bag="sum", std=0.0, **dict(table))
+        )
         self.numbers = nn.Parameter(torch.zeros(outputs, dense)) if dense else None
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
-        scores = F.embedding_bag(rows, self.categories, mode="sum")
+        scores: Tensor = (
+            self.categories(rows)
+            if isinstance(self.categories, Table)
+            else F.embedding_bag(rows, self.categories, mode="sum")
+        )
         return scores if self.numbers is None else scores + F.linear(dense, self.numbers)
 
 

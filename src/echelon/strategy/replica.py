@@ -20,6 +20,7 @@ from echelon.core.task import Task
 from echelon.core.types import Numerics
 from echelon.models import Normalise
 from echelon.strategy.half import make_usable
+from echelon.strategy.tables import open_tables
 
 _COMPILERS = ("g++", "clang++", "c++")
 Home: TypeAlias = "tuple[dict[str, Tensor], str]"
@@ -34,6 +35,7 @@ def build_model(task: Task, numerics: Numerics) -> nn.Module:
         raise TaskError(f"task.model gave a {type(model).__name__}: it must be a torch nn.Module")
     _check_trainable(model)
     make_usable(numerics.device, numerics.precision)
+    open_tables(model, numerics.optimizer if task.optimizer is None else None)
     model.to(numerics.device)
     if numerics.device.type == "cpu":
         _channels_last(model)

@@ -7,12 +7,16 @@ import math
 from echelon.core.errors import TaskError
 from echelon.optim import gradients
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
+from echelon.strategy.tables import RowUpdates
 
 
 class Single(Synchronous):
     """Nobody to meet."""
 
     alone = True
+
+    def _open_rows(self) -> RowUpdates:
+        return RowUpdates(self.model)
 
     def _meet(self) -> Met:
         grads, weight = self._grads(), self._weight

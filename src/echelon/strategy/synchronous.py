@@ -34,6 +34,7 @@ from echelon.strategy.replica import (
     release,
     trainable,
 )
+from echelon.strategy.tables import RowUpdates
 
 NO_GRADIENT = "no parameter got a gradient: does the loss depend on the model?"
 
@@ -83,6 +84,7 @@ class Synchronous(ABC):
         self.model = build_model(task, self._numerics)
         self._place()
         self._names, self._parameters = trainable(self.model)
+        self._rows = self._open_rows()
         self._prepare_step()
         self._join()
         self._find_buffers()
@@ -122,7 +124,9 @@ class Synchronous(ABC):
         if self._inspector is not None and self._inspector.due(self.version + 1):
             self._inspect(self._inspector)
         self._stepping = True
-        self._stepper.step(self._schedule.factor(self.version))
+        factor = self._schedule.factor(self.version)
+        self._stepper.step(factor)
+        self._rows.push(factor, self.version + 1)
         self._applied()
         self._clear()
         self.version += 1
@@ -197,6 +201,15 @@ class Synchronous(ABC):
     def _place(self) -> None:  # noqa: B027 (not every strategy has to)
         """The model is built: lay it out over the members."""
 
+    def _open_rows(self) -> RowUpdates:
+        rows = RowUpdates(self.model)
+        if rows.tables:
+            raise TaskError(
+                f"table {rows.tables[0].name!r} keeps its rows in one place: "
+                f"train it with strategy 'single' or 'parameter_server'"
+            )
+        return rows
+
     def _prepare_step(self) -> None:
         spare_compiler()
         self._stepper = Stepper(self._optimizer(), self.model.named_parameters())
@@ -245,7 +258,8 @@ class Synchronous(ABC):
     # What they all do alike.
 
     def _grads(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters if p.grad is not None]
+        found = [p.grad for p in self._parameters if p.grad is not None]
+        return found + self._rows.gradients() if self._rows.tables else found
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
         with self._autocast():
@@ -323,5 +337,6 @@ class Synchronous(ABC):
 
     def _clear(self) -> None:
         self._micro = ()
+        self._rows.clear()
         for parameter in self._parameters:
             parameter.grad = None

@@ -1,0 +1,226 @@
+"""A table's rows in this process's memory: read by anybody, made and changed by updates alone.
+
+pull:  ids ─▶ slots ─▶ rows; what is not there reads as its first values (zeros if it has yet
+       to be admitted), and is not made
+push:  ids ─▶ slots ─▶ those that are new: counted, admitted, given a slot and first values
+                    ─▶ the rule, over all rows at once
+then a few of the others are looked at, and forgotten if they have expired
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.core.errors import CheckpointError
+from echelon.core.rows import RowSpec
+from echelon.optim.rows.index import FIRST, NONE, Ids, Index, next_part
+from echelon.optim.rows.initial import Initial
+from echelon.optim.rows.reserve import Column, reserve
+from echelon.optim.rows.rules import apply_, state_columns
+from echelon.optim.rows.waiting import Waiting
+
+_SWEEP = 1 << 13
+_PIECE = 1 << 20
+_RECENT = 4
+
+
+class Rows:
+    """The rows of one table, or of one server's part of it. Threads may share it."""
+
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
+        self.version = 0
+        """The last update that was applied."""
+        self._lock = threading.Lock()
+        self._start_over()
+
+    def __len__(self) -> int:
+        return self._index.count
+
+    @property
+    def waiting(self) -> int:
+        """Ids that are counted but not admitted."""
+        return 0 if self._waiting is None else len(self._waiting)
+
+    @torch.no_grad()
+    def pull(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """The row of each id, [n, width]. Nothing is changed by looking.
+
+        A push of the same tensor of ids, unchanged, is spared the search.
+        """
+        with self._lock:
+            slots = self._index.find(ids.numpy())
+            self._recent.append((ids, slots, self._index.removals))
+            if self._seen is not None:
+                slots = np.where(self._seen.take(slots) < self._horizon, NONE, slots)
+            rows = torch.index_select(self._memory["rows"], 0, torch.from_numpy(slots), out=out)
+        if self._waiting is None and self.spec.std and not slots.all():
+            missing = torch.from_numpy(np.flatnonzero(slots == NONE))
+            rows.index_copy_(0, missing, self._initial(ids[missing]))
+        return rows
+
+    @torch.no_grad()
+    def push(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None = None,
+        *,
+        factor: float = 1.0,
+        version: int | None = None,
+    ) -> None:
+        """The part of update `version` (the next, if not given) that is about these distinct ids.
+
+        `gradients` are used up. `counts` says how often each id occurred; once, if not given.
+        """
+        with self._lock:
+            self.version = self.version + 1 if version is None else version
+            if len(ids):
+                self._update(ids, gradients, counts, factor)
+            if self.spec.expire is not None:
+                self._sweep(max(_SWEEP, 2 * len(ids)))
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint. Large tensors are not copied: they are good until the next push."""
+        with self._lock:
+            used = slice(FIRST, self._index.high)
+            found = {name: column[used] for name, column in self._memory.items()}
+            if self._index.count < self._index.high - FIRST:
+                there = found["seen"] > 0
+                found = {name: column[there] for name, column in found.items()}
+            if self._waiting is not None:
+                found |= self._waiting.state()
+            return found | {"facts": torch.tensor([self.spec.seed, self.version])}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put this state in the place of all rows, or refuse it and change nothing."""
+        self._check(state)
+        with self._lock:
+            seed, self.version = state["facts"].tolist()
+            self.spec = self.spec.model_copy(update={"seed": seed})
+            self._start_over()
+            for at in range(0, len(state["ids"]), _PIECE):
+                part = slice(at, at + _PIECE)
+                slots = torch.from_numpy(self._index.insert(state["ids"][part].numpy()))
+                for name in self._memory.keys() - {"ids"}:
+                    self._memory[name].index_copy_(0, slots, state[name][part])
+            if self._waiting is not None:
+                self._waiting.load(dict(state))
+
+    def _start_over(self) -> None:
+        spec = self.spec
+        self._initial = Initial(spec.seed, spec.name, spec.width, spec.std)
+        self._memory = reserve(_columns(spec))
+        self._index = Index(self._memory["ids"])
+        self._waiting = Waiting(spec.admit, spec.expire) if spec.admit > 1 else None
+        self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
+        self._swept = FIRST
+        self._recent: deque[tuple[Tensor, Ids, int]] = deque(maxlen=_RECENT)
+
+    def _slots(self, ids: Tensor) -> Ids:
+        """As found when they were pulled, if they were: most batches come back as gradients."""
+        for pulled, slots, removals in self._recent:
+            if pulled is ids and removals == self._index.removals:
+                missing = np.flatnonzero(slots == NONE)
+                found = slots.copy()
+                found[missing] = self._index.find(ids.numpy()[missing])
+                return found
+        return self._index.find(ids.numpy())
+
+    @property
+    def _horizon(self) -> int:
+        """Rows that were last seen before this version have expired."""
+        assert self.spec.expire is not None
+        return self.version - self.spec.expire
+
+    def _update(self, ids: Tensor, gradients: Tensor, counts: Tensor | None, factor: float) -> None:
+        slots = self._slots(ids)
+        if self._seen is not None:
+            expired = (self._seen.take(slots) < self._horizon) & (slots != NONE)
+            self._forget(slots[expired])
+            slots[expired] = NONE
+        known = slots != NONE
+        if not known.all():
+            slots[~known] = self._make(ids.numpy()[~known], counts, ~known)
+            if self._waiting is None:
+                known[:] = True  # their gradients are those of their first values
+        if self._seen is not None:
+            self._seen[slots[slots != NONE]] = self.version
+        if not known.all():
+            gradients, slots = gradients[torch.from_numpy(known)], slots[known]
+        apply_(self.spec.rule, self._memory, torch.from_numpy(slots), gradients, factor)
+
+    def _make(self, ids: Ids, counts: Tensor | None, which: np.ndarray) -> Ids:
+        """Slots with first values for these ids; none for those that have to wait."""
+        slots = np.zeros_like(ids)
+        admitted: np.ndarray | slice = slice(None)
+        if self._waiting is not None:
+            often = np.ones_like(ids) if counts is None else counts.numpy()[which]
+            admitted = self._waiting.admit(ids, often, self.version)
+        slots[admitted] = self._index.insert(ids[admitted])
+        made = torch.from_numpy(slots[admitted])
+        self._memory["rows"].index_copy_(0, made, self._initial(torch.from_numpy(ids[admitted])))
+        for name in self._kept:
+            self._memory[name].index_fill_(0, made, 0)
+        return slots
+
+    @property
+    def _kept(self) -> list[str]:
+        return list(state_columns(self.spec.rule, self.spec.width))
+
+    def _forget(self, slots: Ids) -> None:
+        assert self._seen is not None
+        self._index.remove(slots)
+        self._seen[slots] = 0
+
+    def _sweep(self, count: int) -> None:
+        assert self._seen is not None
+        start, stop = next_part(self._swept, count, self._index.high)
+        seen = self._seen[start:stop]
+        self._forget(start + np.flatnonzero((seen < self._horizon) & (seen > 0)))
+        self._swept = stop
+        if self._waiting is not None:
+            self._waiting.sweep(self.version, count)
+
+    def _check(self, state: Mapping[str, Tensor]) -> None:
+        name, wanted = self.spec.name, {**_columns(self.spec), "facts": Column(torch.int64)}
+        if self.spec.admit > 1:
+            for key, dtype in _WAITING.items():
+                wanted[key] = Column(dtype)
+        if odd := wanted.keys() ^ state.keys():
+            raise CheckpointError(
+                f"the saved rows of table {name!r} do not fit: they differ in "
+                f"{', '.join(sorted(odd))}; was it saved with another optimizer or other options?"
+            )
+        for key, column in wanted.items():
+            found, size = state[key], len(state["waiting_ids" if key in _WAITING else "ids"])
+            shape = (size,) if column.width is None else (size, column.width)
+            if key == "facts":
+                shape = (2,)
+            if found.dtype != column.dtype or tuple(found.shape) != shape:
+                raise CheckpointError(
+                    f"the saved rows of table {name!r} do not fit: {key} is {found.dtype} "
+                    f"{tuple(found.shape)}, not {column.dtype} {shape}"
+                )
+
+
+_WAITING = {
+    "waiting_ids": torch.int64,
+    "waiting_counts": torch.int32,
+    "waiting_seen": torch.int32,
+}
+
+
+def _columns(spec: RowSpec) -> dict[str, Column]:
+    return {
+        "ids": Column(torch.int64),
+        "rows": Column(torch.float32, spec.width),
+        **state_columns(spec.rule, spec.width),
+        **({} if spec.expire is None else {"seen": Column(torch.int32)}),
+    }

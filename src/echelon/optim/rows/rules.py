@@ -1,0 +1,92 @@
+"""Row-wise update rules. Gradients are one row per slot, slots are distinct.
+
+sgd keeps nothing; adagrad one number per row, the sum of its gradients' mean squares; adam its
+running mean in full, and one number for the mean square. A row's adam counts the row's own updates:
+one that is seen for the first time late in a run moves as far as the first ones did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.core.rows import RowRule
+from echelon.optim.rows.reserve import Column
+
+_NUMBER = Column(torch.float32)
+
+
+def state_columns(rule: RowRule, width: int) -> dict[str, Column]:
+    """What a rule keeps beside the rows."""
+    match rule.name:
+        case "sgd":
+            return {}
+        case "adagrad":
+            return {"square": _NUMBER}
+        case "adam":
+            return {"mean": Column(torch.float32, width), "square": _NUMBER, "steps": _NUMBER}
+
+
+@torch.no_grad()
+def apply_(
+    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, factor: float
+) -> None:
+    """One update of these slots at `factor` times the rule's rate. The gradients are used up."""
+    rows, rate = memory["rows"], rule.lr * factor
+    _penalise_(rule, rows, slots, grads, rate)
+    match rule.name:
+        case "sgd":
+            change = grads.mul_(-rate)
+        case "adagrad":
+            change = _adagrad(rule, memory, slots, grads, -rate)
+        case "adam":
+            change = _adam(rule, memory, slots, grads, -rate)
+    rows.index_add_(0, slots, change)  # three times as quick as with a factor
+
+
+def _adagrad(
+    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
+) -> Tensor:
+    square = memory["square"].index_select(0, slots).add_(_mean_square(grads))
+    _write(memory["square"], slots, square)
+    return grads.mul_(square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate).unsqueeze_(1))
+
+
+def _adam(
+    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
+) -> Tensor:
+    first, second = rule.betas
+    steps = memory["steps"].index_select(0, slots).add_(1)
+    square = memory["square"].index_select(0, slots).lerp_(_mean_square(grads), 1 - second)
+    mean = memory["mean"].index_select(0, slots).lerp_(grads, 1 - first)
+    for name, value in (("steps", steps), ("square", square), ("mean", mean)):
+        _write(memory[name], slots, value)
+    size = square.div_(1 - second**steps).sqrt_().add_(rule.eps).mul_(1 - first**steps)
+    return mean.mul_(size.reciprocal_().mul_(rate).unsqueeze_(1))
+
+
+def _mean_square(grads: Tensor) -> Tensor:
+    """NumPy multiplies and adds up in one go: half the time of torch."""
+    values = grads.numpy()
+    return torch.from_numpy(np.einsum("ij,ij->i", values, values)).div_(grads.shape[1])
+
+
+def _write(column: Tensor, slots: Tensor, values: Tensor) -> None:
+    """`index_copy_`, in a third of its time."""
+    column.numpy()[slots.numpy()] = values.numpy()
+
+
+def _penalise_(rule: RowRule, rows: Tensor, slots: Tensor, grads: Tensor, rate: float) -> None:
+    """As `penalties.penalise_`: l2·w and l1·sign(w) join the gradient, decay shrinks the row."""
+    if not (rule.l1 or rule.l2 or rule.weight_decay):
+        return
+    own = rows.index_select(0, slots)
+    if rule.l2:
+        grads.add_(own, alpha=rule.l2)
+    if rule.l1:
+        grads.add_(own.sign(), alpha=rule.l1)
+    if rule.weight_decay:
+        rows.index_add_(0, slots, own.mul_(-rate * rule.weight_decay))

@@ -1,0 +1,63 @@
+"""The tables of a model: rows that are no parameters, with updates of their own."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from echelon.core.config import OptimizerSection
+from echelon.core.errors import TaskError
+from echelon.models.table import Table
+from echelon.optim.rows import RowGradients, Rows, merged
+
+
+def open_tables(model: nn.Module, optimizer: OptimizerSection | None) -> None:
+    """Give every table that has none a store in this process."""
+    for table in tables_of(model):
+        if table.store is None:
+            table.store = Rows(table.spec(optimizer))
+
+
+def tables_of(model: nn.Module) -> list[Table]:
+    """Each once, in the model's order."""
+    found: dict[str, Table] = {}
+    for module in model.modules():
+        if isinstance(module, Table) and found.setdefault(module.name, module) is not module:
+            raise TaskError(f"two tables are called {module.name!r}: give each its own name")
+    return list(found.values())
+
+
+class RowUpdates:
+    """The rows' part of an update: gradients that were left by backward, until they are pushed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tables = tables_of(model)
+        self._found: list[RowGradients | None] | None = None
+
+    def gradients(self) -> list[Tensor]:
+        """One tensor for each table with a gradient. The same ones until `clear`."""
+        return [found.sums for found in self.found() if found is not None]
+
+    def found(self) -> list[RowGradients | None]:
+        """For each table, the sums over all micro-batches."""
+        if self._found is None:
+            self._found = [_summed(table) for table in self.tables]
+        return self._found
+
+    def push(self, factor: float, version: int) -> None:
+        """Make the update of every table."""
+        for table, found in zip(self.tables, self.found(), strict=True):
+            assert table.store is not None, "tables are opened when the model is built"
+            if found is not None:
+                table.store.push(*found, factor=factor, version=version)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what was not pushed."""
+        for table in self.tables:
+            table.drop()
+        self._found = None
+
+
+def _summed(table: Table) -> RowGradients | None:
+    parts = [RowGradients(*found) for found in table.take()]
+    return merged(parts) if parts else None
