@@ -17,7 +17,7 @@ from echelon.comm.channel.frames import HEADER, PING, SEGMENT, Frame, head_bytes
 from echelon.comm.channel.handshake import Card, Keys, Refused
 from echelon.comm.channel.life import Life
 from echelon.comm.channel.memory import Segment
-from echelon.comm.channel.plain import Inbox, NoRoom, Outbox, Progress, Rights
+from echelon.comm.channel.plain import Fate, Inbox, NoRoom, Outbox, Progress, Rights
 from echelon.comm.channel.pulse import pulse
 from echelon.comm.channel.sealed import (
     PlainReceiver,
@@ -68,9 +68,9 @@ class Connection:
         """Bytes of the largest body that is let in."""
         settle(connected)
         self._socket, self._owner = connected, os.getpid()
-        self._why: str | None = None
+        self._fate = Fate()
         self._sending = threading.Lock()
-        self._inbox = Inbox(connected, self._check)
+        self._inbox = Inbox(connected, self._fate)
         self._sender, self._receiver = self._ways(terms)
         self._next = terms.keys.receive_start
         self._left = 0
@@ -79,7 +79,7 @@ class Connection:
         pulse().add(self)
 
     def _ways(self, terms: Terms) -> tuple[Sender, Receiver]:
-        outbox, keys = Outbox(self._socket, self._check), terms.keys
+        outbox, keys = Outbox(self._socket, self._fate), terms.keys
         if not terms.sealed:
             return PlainSender(outbox, keys.send_start), PlainReceiver(self._inbox)
         return (
@@ -102,7 +102,7 @@ class Connection:
         """The next frame; None if none began in time. What was not taken of the last is skipped."""
         until = None if timeout is None else monotonic() + timeout
         try:
-            self._check()
+            self._fate.check()
             if self._left:
                 left, self._left = self._left, 0
                 self._receiver.skip(left)
@@ -118,7 +118,7 @@ class Connection:
         views = [view(part) for part in into]
         size = sum(map(len, views))
         try:
-            self._check()
+            self._fate.check()
             if size != self._left:
                 raise PeerError(f"sent {self._left:,} bytes where {size:,} were due")
             self._left = 0
@@ -199,7 +199,7 @@ class Connection:
     ) -> None:
         with self._sending:
             try:
-                self._check()
+                self._fate.check()
                 self._sender.send(kind, seq, head, body, rights)
             except ValueError:  # nothing has been sent yet
                 raise
@@ -223,10 +223,6 @@ class Connection:
             return Frame(header.kind, header.seq, head, header.body)
         return None
 
-    def _check(self) -> None:
-        if self._why is not None:
-            raise PeerError(self._why)
-
     def _failed(self, error: BaseException) -> PeerError:
         if isinstance(error, EOFError | ConnectionError):
             return self._fail("closed the connection or ended")
@@ -234,11 +230,11 @@ class Connection:
 
     def _fail(self, why: str) -> PeerError:
         """Ends it for all threads of this end, and for the other end. The first reason counts."""
-        if self._why is None:
-            self._why = why if why.startswith(self.peer) else f"{self.peer} {why}"
+        if self._fate.why is None:
+            self._fate.why = why if why.startswith(self.peer) else f"{self.peer} {why}"
             with contextlib.suppress(OSError):  # it was not connected any more
                 self._socket.shutdown(socket.SHUT_RDWR)
-        return PeerError(self._why)
+        return PeerError(self._fate.why)
 
     def _needs_unix(self) -> None:
         if self._socket.family != socket.AF_UNIX:

@@ -25,11 +25,22 @@ Progress = Callable[[int], None]
 Rights = Sequence[tuple[int, int, bytes]]
 
 
+class Fate:
+    """Why a connection is over, once it is. All its parts look at it; none holds another one."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def check(self) -> None:
+        if self.why is not None:
+            raise PeerError(self.why)
+
+
 class Outbox:
     """Puts bytes into a socket, all of them or an error."""
 
-    def __init__(self, connected: socket.socket, alive: Callable[[], None]) -> None:
-        self._socket, self._alive = connected, alive
+    def __init__(self, connected: socket.socket, fate: Fate) -> None:
+        self._socket, self._fate = connected, fate
         self._rest = NOTHING
 
     def put(self, buffers: list[memoryview], size: int, rights: Rights = ()) -> None:
@@ -63,7 +74,7 @@ class Outbox:
         try:
             return self._socket.sendmsg(buffers[:_PIECES], rights)
         except BlockingIOError:
-            self._alive()
+            self._fate.check()
             return 0
 
 
@@ -74,8 +85,8 @@ class NoRoom(Exception):
 class Inbox:
     """Takes bytes out of a socket, with few calls: small messages come in one."""
 
-    def __init__(self, connected: socket.socket, alive: Callable[[], None]) -> None:
-        self._socket, self._alive = connected, alive
+    def __init__(self, connected: socket.socket, fate: Fate) -> None:
+        self._socket, self._fate = connected, fate
         self._buffer = memoryview(bytearray(CAPACITY))
         self._start = self._stop = 0
         self._poll = select.poll()
@@ -147,13 +158,13 @@ class Inbox:
             flags = 0
             if until is not None and (left := until - monotonic()) < TICK:
                 if not self._poll.poll(max(0.0, left) * 1000):
-                    self._alive()
+                    self._fate.check()
                     return 0
                 flags = socket.MSG_DONTWAIT
             try:
                 count = read(room, 0, flags)
             except BlockingIOError:
-                self._alive()
+                self._fate.check()
                 continue
             if not count:
                 raise EOFError

@@ -12,11 +12,12 @@ from typing import Protocol
 
 from echelon.comm.channel.buffers import CHUNK, NOTHING, chunks
 from echelon.comm.channel.cipher import TAG, Cipher
-from echelon.comm.channel.frames import HEADER, Header, pack, read_head
+from echelon.comm.channel.frames import HEAD_LIMIT, Header, pack, read_head
 from echelon.comm.channel.plain import Inbox, Outbox, Progress, Rights, steps
 
 SMALL = 64 * 1024
 """Bytes of a body that goes into one record with its head."""
+_RECORD = HEAD_LIMIT + SMALL
 _LOWEST_32 = 0xFFFFFFFF
 
 
@@ -69,7 +70,7 @@ class PlainReceiver:
             self._inbox.fill(whole)
 
     def skip(self, size: int) -> None:
-        self._waste = self._waste or memoryview(bytearray(CHUNK))
+        self._waste = _at_least(self._waste, CHUNK)
         for at in range(0, size, CHUNK):
             self._inbox.fill(self._waste[: min(CHUNK, size - at)])
 
@@ -77,7 +78,7 @@ class PlainReceiver:
 class SealedSender:
     def __init__(self, outbox: Outbox, start: int, cipher: Cipher) -> None:
         self._outbox, self._next, self._cipher = outbox, start, cipher
-        self._sealed = memoryview(bytearray(CHUNK + TAG))
+        self._sealed = memoryview(bytearray(_RECORD + TAG))
         self._joined = NOTHING
 
     def send(
@@ -90,8 +91,10 @@ class SealedSender:
         sealed = self._sealed[: len(text) + TAG]
         self._cipher.seal(text, sealed, header)
         self._outbox.put([memoryview(header), sealed], len(header) + len(sealed), rights)
-        for pieces in () if small else chunks(body):
-            self._chunk(pieces)
+        if not small:
+            self._sealed = _at_least(self._sealed, CHUNK + TAG)
+            for pieces in chunks(body):
+                self._chunk(pieces)
 
     def ping(self, kind: int) -> None:
         header = self._header(kind, 0, b"", 0)
@@ -111,7 +114,7 @@ class SealedSender:
         self._outbox.put([sealed], len(sealed))
 
     def _join(self, pieces: list[memoryview]) -> memoryview:
-        self._joined = self._joined or memoryview(bytearray(CHUNK))
+        self._joined = _at_least(self._joined, CHUNK)
         at = 0
         for piece in pieces:
             self._joined[at : at + len(piece)] = piece
@@ -122,8 +125,8 @@ class SealedSender:
 class SealedReceiver:
     def __init__(self, inbox: Inbox, cipher: Cipher) -> None:
         self._inbox, self._cipher = inbox, cipher
-        self._sealed = memoryview(bytearray(CHUNK + TAG))
-        self._text = memoryview(bytearray(CHUNK))
+        self._sealed = NOTHING
+        self._text = memoryview(bytearray(_RECORD))
         self._small = NOTHING
 
     def head(self, header: Header, start: bytes) -> bytes:
@@ -148,18 +151,26 @@ class SealedReceiver:
 
     def skip(self, size: int) -> None:
         if size > SMALL:
+            self._text = _at_least(self._text, CHUNK)
             for at in range(0, size, CHUNK):
                 length = min(CHUNK, size - at)
                 self._chunk([self._text[:length]], length)
 
     def _chunk(self, pieces: list[memoryview], size: int) -> None:
+        self._sealed = _at_least(self._sealed, CHUNK + TAG)
         sealed = self._sealed[: size + TAG]
         self._inbox.fill(sealed)
         if len(pieces) == 1:
             self._cipher.open(sealed, pieces[0])
             return
+        self._text = _at_least(self._text, CHUNK)
         self._cipher.open(sealed, self._text[:size])
         _spread(self._text[:size], pieces)
+
+
+def _at_least(buffer: memoryview, size: int) -> memoryview:
+    """This one, or a new one: only those who send much need much."""
+    return buffer if len(buffer) >= size else memoryview(bytearray(size))
 
 
 def _spread(text: memoryview, views: Sequence[memoryview]) -> None:
@@ -167,6 +178,3 @@ def _spread(text: memoryview, views: Sequence[memoryview]) -> None:
     for whole in views:
         whole[:] = text[at : at + len(whole)]
         at += len(whole)
-
-
-assert HEADER + 2 * SMALL + TAG <= CHUNK, "a record fits into its buffer"
