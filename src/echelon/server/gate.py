@@ -1,0 +1,261 @@
+"""Which pushes make which version: one dial from synchronous to asynchronous.
+
+    enter ─▶ pull (begin) ─▶ push ─▶ pushes wait ─▶ Round ─▶ owed an outcome ─▶ Answer, with weights
+                  ▲                      └─ done, late, refused, void ─────────▶ │
+                  └──────────── meeting ◀── asked ◀──────────────────────────────┤
+                                                     begins the next batch ◀─────┘
+
+Pure: it has no sockets, no tensors and no clock. Whoever calls it carries the decisions out in
+their order. All waiting ends because somebody at work pushes, rests, or is said to have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from echelon.comm.servers.outcome import Outcome
+from echelon.core.errors import TrainingError
+from echelon.core.types import Lease
+from echelon.server.applied import Applied, Record
+from echelon.server.asks import Asks
+from echelon.server.counts import Counts
+from echelon.server.debts import Debt, Debts
+from echelon.server.decisions import Answer, Decision, Push, Round
+from echelon.server.examine import Examiner
+from echelon.server.rates import round_of
+from echelon.server.roll import Roll
+from echelon.server.speeds import Speeds
+from echelon.server.terms import Terms
+from echelon.server.ways import way_of
+
+__all__ = ["Answer", "Decision", "Gate", "Push", "Round"]
+
+KEPT = 64
+"""Versions whose records are kept in a synchronous run, whose members keep their own."""
+
+
+class Gate:
+    def __init__(self, rules: Mapping[str, Any], parameters: int = 0) -> None:
+        """`parameters`: how many there are, to notice pushes without any gradient."""
+        self._terms = terms = Terms.of(rules)
+        self._way = way_of(terms)
+        self.version = self.generation = 0
+        self._roll = Roll()
+        self._asks = Asks(terms)
+        self._speeds = Speeds()
+        self._counts = Counts()
+        self._debts = Debts()
+        self._applied = Applied(terms.samples, KEPT if terms.together else None)
+        self._examiner = Examiner(terms, self._way, parameters)
+        self._measured: dict[int, Round] = {}
+        self._began: dict[int, float] = {}
+
+    # Members.
+
+    def enter(self, now: float, generation: int, members: Sequence[int]) -> list[Decision]:
+        """Open a generation: what is under way of an older one is void."""
+        if generation < self.generation:
+            raise TrainingError(
+                f"generation {generation} is over: this is generation {self.generation}"
+            )
+        if generation == self.generation and set(members) == self._roll.members:
+            return []
+        answers = self._void(now, f"generation {self.generation} is over")
+        self.generation = generation
+        self._roll = Roll(members)
+        self._asks.clear()
+        self._debts.clear()
+        self._speeds.forget(but=self._roll.members)
+        self._began.clear()
+        return answers
+
+    def pull(self, now: float, member: int, *, begin: bool = True) -> list[Decision]:
+        """Weights, to `begin` the next batch with, or to look at in a meeting."""
+        self._debts.drop(member)
+        if not begin or self._terms.together or member not in self._roll.members:
+            self._roll.rest(member)
+            self._asks.tell(member)
+            return [self._answer(now, Debt(member, 0, "pulled"), begins=False), *self._settle(now)]
+        if self._roll.all_away:
+            self._asks.met(self._roll.members)
+            self._roll.come_back()
+        self._roll.settled(member)
+        self._debts.add(Debt(member, 0, "pulled"))
+        return self._settle(now)
+
+    def rest(self, now: float, member: int) -> list[Decision]:
+        """It has nothing to compute: nobody has to wait for it."""
+        self._debts.drop(member)
+        self._roll.rest(member)
+        return self._settle(now)
+
+    def left(self, now: float, member: int) -> list[Decision]:
+        """It is gone; if its push waits to be applied, nothing comes of it."""
+        return self.rest(now, member)
+
+    # Updates.
+
+    def push(self, now: float, member: int, push: Push) -> list[Decision]:
+        self._debts.drop(member)
+        if push.head.generation != self.generation or member not in self._roll.members:
+            return [self._refusal(member, push, self._fenced(member, push))]
+        self._notice(now, member, push)
+        verdict = self._examiner.examine(member, push, self.version, self._roll, self._applied)
+        if verdict is not None:
+            self._roll.settled(member)
+            self._debts.add(Debt(member, push.seq, *verdict))
+        else:
+            self._roll.wait(member, push)
+        return self._settle(now)
+
+    def squares(self, version: int, square: float) -> float:
+        """The square of a measured round's gradient is known → what it is multiplied with."""
+        return self._measured.pop(version).scale_of(square)
+
+    def observe(self, value: float) -> None:
+        """A validation result, for the schedule."""
+        self._terms.schedule.observe(value)
+
+    def leave_out(self, member: int, lease: Lease) -> None:
+        """These samples are done with, without an update: theirs is not finite."""
+        if not self._applied.done(lease):
+            self._applied.leave_out(member, lease, self.version)
+
+    # Records and state.
+
+    def records(self, after: int) -> list[Record]:
+        """What is applied after this version, in its order."""
+        return self._applied.records(after)
+
+    def recorded(self, version: int) -> None:
+        """What came up to this version is on record, and need not be kept."""
+        self._applied.recorded(version)
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        return self._counts.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A cut's part, and `pending`: what only a gate that takes over wants to know."""
+        return {
+            "version": self.version,
+            "schedule": self._terms.schedule.state_dict(),
+            "ledger": self._applied.state_dict(),
+            "pending": self._applied.pending()
+            | {"generation": self.generation, "members": sorted(self._roll.members)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what a cut says. Members have to enter again, unless there is `pending`."""
+        pending = state.get("pending")
+        self.version = int(state.get("version", 0))
+        self.generation = pending["generation"] if pending else 0
+        self._roll = Roll(pending["members"] if pending else ())
+        self._asks.clear()
+        self._debts.clear()
+        self._measured.clear()
+        self._terms.schedule.load_state_dict(state.get("schedule") or {})
+        nothing: dict[str, Any] = {"samples": self._terms.samples, "whole": [], "parts": []}
+        self._applied.load_state_dict(state.get("ledger") or nothing)
+        if pending:
+            self._applied.load_pending(pending)
+
+    # How decisions are made.
+
+    def _settle(self, now: float) -> list[Decision]:
+        """Whatever can be done now is."""
+        found: list[Decision] = []
+        while True:
+            if members := self._way.chosen(self._roll, self.version):
+                found += self._update(members)
+                self._turn_away_if_over()
+            elif debt := self._debts.next(self._may_answer):
+                found.append(self._answer(now, debt, begins=not self._asks.bits))
+            else:
+                return found
+
+    def _turn_away_if_over(self) -> None:
+        if not self._terms.together and self._terms.is_over(self.version):
+            for member, push in list(self._roll.waiting.items()):
+                self._roll.settled(member)
+                age = self.version - push.based_on
+                self._debts.add(Debt(member, push.seq, "late", age, "all steps are done"))
+
+    def _may_answer(self, member: int) -> bool:
+        return bool(self._asks.bits) or self._way.may_begin(self._roll, member)
+
+    def _update(self, members: Sequence[int]) -> list[Decision]:
+        pushes = [(member, self._roll.waiting[member]) for member in members]
+        for member in members:
+            self._roll.settled(member)
+        if reason := self._examiner.fault(pushes):
+            for member, push in pushes:
+                self._debts.add(Debt(member, push.seq, "refused", 0, reason))
+            return []
+        made = round_of(self._terms, self.version, pushes)
+        self.version = made.version
+        if made.measured:
+            self._measured[made.version] = made
+        for member, push in pushes:
+            self._applied.add(member, push.seq, push.lease, made.version)
+            age = made.version - 1 - push.based_on
+            self._debts.add(Debt(member, push.seq, "applied", age))
+        self._debts.sum([push.row for _, push in pushes], self._roll.members)
+        if not self._terms.together:  # or all hear it with the sums, after the same update
+            self._asks.reached(made.version)
+        return [made]
+
+    def _answer(self, now: float, debt: Debt, *, begins: bool) -> Answer:
+        """The outcome, with weights; whoever is asked to meet does not begin another batch."""
+        member = debt.member
+        if begins and not self._terms.together:
+            self._roll.begin(member, self.version)
+            self._began[member] = now
+        elif not self._terms.together:
+            self._roll.rest(member)
+        self._counts.note(member, debt.fate, debt.staleness)
+        outcome = Outcome(
+            kind=debt.fate,
+            version=self.version,
+            staleness=debt.staleness,
+            row=() if debt.fate == "pulled" else self._debts.row(member, self._terms.together),
+            asked=self._asks.tell(member),
+            share=self._share(member),
+            reason=debt.reason,
+            weights=True,
+        )
+        return Answer(member, debt.seq, outcome)
+
+    def _share(self, member: int) -> float:
+        terms, members = self._terms, self._roll.members
+        if terms.batch is None:
+            return 0.0
+        if terms.bounded and terms.balance:
+            return self._speeds.share(member, members, terms.batch)
+        return self._way.share(len(members), terms.batch)
+
+    def _notice(self, now: float, member: int, push: Push) -> None:
+        if not self._terms.together:
+            self._asks.hear(push.asked)
+            self._asks.reached_end(self.version)
+        if (began := self._began.pop(member, None)) is not None:
+            self._speeds.note(member, push.lease.size, now - began)
+
+    def _fenced(self, member: int, push: Push) -> str:
+        if member not in self._roll.members:
+            return f"member {member} is none of generation {self.generation}"
+        return f"generation {push.head.generation} is over: this is {self.generation}"
+
+    def _refusal(self, member: int, push: Push, reason: str) -> Answer:
+        self._counts.note(member, "void")
+        return Answer(member, push.seq, Outcome("void", self.version, reason=reason))
+
+    def _void(self, now: float, reason: str) -> list[Decision]:
+        """Nobody gets weights any more; what is applied is applied."""
+        found: list[Decision] = [
+            self._refusal(member, push, reason) for member, push in self._roll.waiting.items()
+        ]
+        while debt := self._debts.next(lambda _: True):
+            answer = self._answer(now, debt, begins=False)
+            found.append(Answer(answer.member, answer.seq, answer.outcome._replace(weights=False)))
+        return found
