@@ -15,6 +15,7 @@ from echelon.comm.servers.documents import to_bytes
 from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.names import Gathering, divide
+from echelon.comm.servers.part import Part
 from echelon.comm.servers.partition import Partition
 
 TENSORS = {"model", "optimizer"}
@@ -37,7 +38,8 @@ def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
     gathering = Gathering(partition)
     for link in links:  # all begin before anybody is waited for
         link.send(Kind.CUT, what="a cut")
-    parts, rest = [], {}
+    parts: list[Part] = []
+    rest: dict[str, Any] = {}
     for link in links:
         found = link.document(link.answer("what a cut is"), "what a cut is")
         part = gathering.blank(link.address.index, found["part"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame, Segment, connect
 from echelon.comm.channel.buffers import Buffer
-from echelon.comm.channel.frames import BODY_LIMIT
 from echelon.comm.servers import documents
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.messages import Kind, PushHead, pack_push
@@ -19,6 +19,10 @@ from echelon.core.errors import PeerError, TrainingError
 
 LOOK = 0.3
 """Seconds between looks whether anybody has called the wait off."""
+
+
+_LARGEST = 1 << 48
+_SOCKETS = Path("/proc/net/unix")
 
 
 class Terms:
@@ -40,7 +44,7 @@ class Link:
 
     def __init__(self, address: ShardAddress, connection: Connection, terms: Terms) -> None:
         self.address, self._connection, self._terms = address, connection, terms
-        connection.limit = BODY_LIMIT  # what is taken has to have just the size that is due
+        connection.limit = _LARGEST  # what is taken has to have just the size that is due
         self.member = terms.member
         self.pushed = self.pulled = 0
         """Bytes."""
@@ -204,5 +208,5 @@ def is_here(name: str) -> bool:
     """Whether somebody listens at this abstract unix socket: then it is on this host."""
     if not name:
         return False
-    with open("/proc/net/unix", encoding="utf-8") as sockets:
-        return any(line.rstrip().endswith(f" @{name}") for line in sockets)
+    lines = _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.endswith(f" @{name}") for line in lines)

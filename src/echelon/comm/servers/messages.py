@@ -20,6 +20,8 @@ from echelon.core.types import Lease
 MOST_IN_ROW = 16
 MOST_CHUNKS = 1024
 """In one push's last frame."""
+MOST_MISSING = 8192
+"""Parameters without a gradient, in one push."""
 CHUNK = 4 * 1024 * 1024
 """Bytes of a message with gradients or weights: worth its header, small enough to overlap."""
 
@@ -91,12 +93,14 @@ class PushHead:
     row: tuple[float, ...]
     finite: bool = True
     square: float = 0.0
+    missing: tuple[int, ...] = ()
+    """Parameters it has no gradient of."""
     chunks: tuple[Chunk, ...] = ()
     """What the frame's body holds."""
 
 
 _CHUNK = struct.Struct("<HQQ")
-_PUSH = struct.Struct("<qqqqqd?BH")
+_PUSH = struct.Struct("<qqqqqd?BHH")
 
 
 def part(held: Sequence[Tensor], chunk: Chunk) -> Tensor:
@@ -124,27 +128,29 @@ def pack_push(push: PushHead) -> bytes:
         push.square,
         push.finite,
         len(push.row),
+        len(push.missing),
         len(push.chunks),
     )
     row = struct.pack(f"<{len(push.row)}d", *push.row)
-    return head + row + b"".join([_CHUNK.pack(*chunk) for chunk in push.chunks])
+    missing = struct.pack(f"<{len(push.missing)}I", *push.missing)
+    return head + row + missing + b"".join([_CHUNK.pack(*chunk) for chunk in push.chunks])
 
 
 def unpack_push(head: bytes) -> PushHead:
     if len(head) < _PUSH.size:
         raise PeerError(f"a push's head of {len(head)} bytes")
-    generation, epoch, start, stop, based_on, square, finite, values, chunks = _PUSH.unpack_from(
-        head
-    )
-    rest = _PUSH.size + 8 * values
+    generation, *lease, based_on, square, finite, values, gaps, chunks = _PUSH.unpack_from(head)
+    middle = _PUSH.size + 8 * values
+    rest = middle + 4 * gaps
     if values > MOST_IN_ROW or chunks > MOST_CHUNKS or len(head) != rest + chunks * _CHUNK.size:
         raise PeerError(f"a push's head of {len(head)} bytes with {values} values, {chunks} chunks")
     return PushHead(
         generation,
-        Lease(epoch, start, stop),
+        Lease(*lease),
         based_on,
         struct.unpack_from(f"<{values}d", head, _PUSH.size),
         finite,
         square,
+        struct.unpack_from(f"<{gaps}I", head, middle),
         tuple(Chunk(*_CHUNK.unpack_from(head, rest + at * _CHUNK.size)) for at in range(chunks)),
     )

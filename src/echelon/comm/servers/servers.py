@@ -18,8 +18,8 @@ from torch import Tensor
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.cuts import collect, hand_out
 from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.link import Link, LostShard, Terms
-from echelon.comm.servers.messages import Kind, PushHead
+from echelon.comm.servers.link import Link, Terms
+from echelon.comm.servers.messages import MOST_MISSING, Kind, PushHead
 from echelon.comm.servers.outcome import Outcome
 from echelon.comm.servers.set_up import Plan, Rooms, introduce, open_link
 from echelon.comm.servers.tally import Tally
@@ -95,10 +95,20 @@ class Servers:
         *,
         finite: bool = True,
         square: float = 0.0,
+        missing: Sequence[int] = (),
     ) -> None:
-        """All slots are final: hand the gradients of these samples in."""
+        """All slots are final: hand the gradients of these samples in.
+
+        `square`: of their norm; `missing`: parameters without a gradient, whose slots are zeros.
+        """
+        if len(missing) > MOST_MISSING:
+            raise TrainingError(
+                f"{len(missing)} parameters got no gradient; servers do with at most {MOST_MISSING}"
+            )
         self._seq += 1
-        head = PushHead(self._generation, lease, based_on, tuple(row), finite, square)
+        head = PushHead(
+            self._generation, lease, based_on, tuple(row), finite, square, tuple(missing)
+        )
         for link in reversed(self._links):  # the gate last: it waits for word of the others
             link.push(self._seq, head)
 
@@ -108,18 +118,27 @@ class Servers:
         self._tally.note(outcome)
         return outcome
 
-    def pull(self) -> int:
-        """Get the weights as they are, and their version."""
+    def pull(self, *, begin: bool = True) -> int:
+        """Get the weights as they are, and their version: to `begin` a batch with, or to look at
+        in a meeting."""
         self._seq += 1
-        self._gate.send(Kind.PULL, seq=self._seq, what="a pull")
+        self._gate.send(Kind.PULL, b"" if begin else b"look", seq=self._seq, what="a pull")
         outcome = self._await_outcome()
         if outcome.kind != "pulled":
             raise TrainingError(f"the weights are not to be had: {outcome.reason or outcome.kind}")
         return outcome.version
 
+    def rest(self) -> None:
+        """Nothing to compute for now: nobody has to wait for this trainer's push."""
+        self._call("rest")
+
+    def leave_out(self, lease: Lease) -> None:
+        """These samples are done with, without an update."""
+        self._call("leave_out", lease=list(lease))
+
     def observe(self, value: float) -> None:
         """A validation result, for the schedule."""
-        self._call("observe", value=value)
+        self._call("observe", value=repr(float(value)))
 
     def records(self, recorded: int) -> list[tuple[int, ...]]:
         """(epoch, start, stop, version, member) of what is applied after `recorded`; what is

@@ -89,7 +89,11 @@ class TcpLink(Link):
                 self.pulled += into.nbytes
                 self.take([into], what)
             elif frame.seq >= seq:
-                return self._expect(frame, kind, what)
+                self._expect(frame, kind, what)
+                if frame.size:  # few weights travel with the answer itself
+                    self.pulled += frame.size
+                    self.take(self._weights, what)
+                return frame
 
     def close(self) -> None:
         super().close()

@@ -1,0 +1,201 @@
+"""The gate's desk, at shard 0: it tells the gate what happens, and all shards what it decides.
+
+PUSH, and STAGED of all other shards ─▶ gate.push ─▶ decisions ─▶ entries ─▶ log ─▶ shards
+                                                                     └─▶ shard 0's own order
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from echelon.comm.channel import Connection
+from echelon.comm.servers.messages import PushHead
+from echelon.core.errors import PeerError
+from echelon.core.types import Lease
+from echelon.server.applied import Record
+from echelon.server.decisions import Decision, Push
+from echelon.server.entry import Entry
+from echelon.server.gate import Gate
+from echelon.server.log import Log
+from echelon.server.settings import ServerSettings
+from echelon.server.shard import Abandoned, Shard
+from echelon.server.translate import translate
+
+
+@dataclass(slots=True)
+class _Push:
+    """Of which not every shard has said that it is there."""
+
+    seq: int
+    head: PushHead | None = None
+    shards: set[int] = field(default_factory=set)
+
+
+class Desk:
+    """Everything under one lock; what is to be carried out is, after it is released."""
+
+    def __init__(self, shard: Shard, settings: ServerSettings) -> None:
+        self._shard, self._settings = shard, settings
+        self._changed = threading.Condition(threading.RLock())
+        self._gate: Gate | None = None
+        self._log = Log()
+        self._pending: dict[int, _Push] = {}
+        self._present: dict[int, object] = {}
+        """Whom each member talks through now."""
+        self._asking: dict[int, int] = {}
+        """The number of each member's last push or pull."""
+        self._squares: dict[int, dict[int, float]] = {}
+        shard.measure = self._measure
+
+    # Trainers.
+
+    def prepare(self, rules: Mapping[str, Any], parameters: int) -> None:
+        with self._changed:
+            self._gate = Gate(rules, parameters)
+
+    def arrived(self, member: int, conversation: object) -> None:
+        """Through this conversation from now on; what it was at before is void."""
+        self._do(lambda: self._leave(member))
+        self._present[member] = conversation
+
+    def left(self, member: int, conversation: object) -> None:
+        if self._present.get(member) is conversation:
+            del self._present[member]
+            self._do(lambda: self._leave(member))
+
+    def enter(self, generation: int, members: Sequence[int]) -> None:
+        self._do(lambda: self.gate.enter(time.monotonic(), generation, members))
+
+    def push(self, member: int, seq: int, head: PushHead) -> None:
+        with self._changed:
+            self._push_of(member, seq).head = head
+        self.staged(0, member, seq)
+
+    def staged(self, shard: int, member: int, seq: int) -> None:
+        """A push is whole at a shard."""
+        self._do(lambda: self._stage(shard, member, seq))
+
+    def pull(self, member: int, seq: int, *, begin: bool) -> None:
+        self._do(lambda: self._pull(member, seq, begin))
+
+    def rest(self, member: int) -> None:
+        self._do(lambda: self.gate.rest(time.monotonic(), member))
+
+    def observe(self, value: float) -> None:
+        with self._changed:
+            self.gate.observe(value)
+
+    def leave_out(self, member: int, lease: Lease) -> None:
+        with self._changed:
+            push = Push(0, PushHead(self.gate.generation, lease, self.gate.version, ()))
+            self.gate.leave_out(member, push)
+
+    def records(self, recorded: int) -> list[Record]:
+        with self._changed:
+            self.gate.recorded(recorded)
+            return self.gate.records(recorded)
+
+    def figures(self) -> dict[str, Any]:
+        with self._changed:
+            return dict(self.gate.figures())
+
+    def load(self, state: Mapping[str, Any], incarnation: int) -> None:
+        with self._changed:
+            self.gate.load_state_dict(state)
+            self._pending.clear()
+            self._squares.clear()
+            self._log.begin(incarnation)
+
+    def state(self) -> dict[str, Any]:
+        with self._changed:
+            state = self.gate.state_dict()
+        del state["pending"]  # of a gate that is taken over, not of a cut
+        return state
+
+    @property
+    def gate(self) -> Gate:
+        if self._gate is None:
+            raise PeerError("asks a gate that is not set up")
+        return self._gate
+
+    # Other shards.
+
+    def greet(
+        self, shard: int, connection: Connection, number: int, incarnation: int, staged: Any
+    ) -> None:
+        with self._changed:
+            self._log.greet(shard, connection, number, incarnation)
+        for member, seq in staged:
+            self.staged(shard, member, seq)
+
+    def lost(self, shard: int, connection: Connection) -> None:
+        with self._changed:
+            self._log.forget(shard, connection)
+            self._changed.notify_all()
+
+    def squares(self, shard: int, number: int, square: float) -> None:
+        with self._changed:
+            self._squares.setdefault(number, {})[shard] = square
+            self._changed.notify_all()
+
+    def _measure(self, entry: Entry, square: float) -> float:
+        """In whichever thread carries the entry out at shard 0."""
+        self.squares(0, entry.number, square)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self._squares[entry.number]) == self._shard.count,
+                self._settings.deadline,
+            )
+            found = self._squares.pop(entry.number)
+            if len(found) < self._shard.count:
+                raise Abandoned(f"entry {entry.number} lacks the squares of other shards")
+            scale = self.gate.squares(entry.version, sum(found.values()))
+            self._log.tell(entry.number, scale)
+            return scale
+
+    # Decisions.
+
+    def _do(self, what: Callable[[], Sequence[Decision]]) -> None:
+        with self._changed:
+            decisions = what()
+            entries, told = translate(decisions, self._asking, self._log.number)
+            for entry in entries:
+                self._add(entry)
+            for give in told:
+                self._shard.tell(give)
+        self._shard.order.work()
+
+    def _add(self, entry: Entry) -> None:
+        self._shard.order.add(entry)
+        self._log.add(entry)
+
+    def _push_of(self, member: int, seq: int) -> _Push:
+        held = self._pending.get(member)
+        if held is None or held.seq < seq:
+            held = self._pending[member] = _Push(seq)
+        return held
+
+    def _stage(self, shard: int, member: int, seq: int) -> Sequence[Decision]:
+        held = self._push_of(member, seq)
+        if held.seq > seq:
+            return []
+        held.shards.add(shard)
+        if held.head is None or len(held.shards) < self._shard.count:
+            return []
+        del self._pending[member]
+        self._asking[member] = seq
+        return self.gate.push(
+            time.monotonic(), member, Push(seq, held.head, frozenset(held.head.missing))
+        )
+
+    def _pull(self, member: int, seq: int, begin: bool) -> Sequence[Decision]:
+        self._asking[member] = seq
+        return self.gate.pull(time.monotonic(), member, begin=begin)
+
+    def _leave(self, member: int) -> Sequence[Decision]:
+        self._pending.pop(member, None)
+        return self.gate.left(time.monotonic(), member) if self._gate is not None else []

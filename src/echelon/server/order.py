@@ -1,0 +1,48 @@
+"""Entries are carried out one after the other, by whichever thread comes by.
+
+No thread waits for another one to wake up: whoever brings an entry carries it out, and what others
+bring meanwhile. So a trainer alone is answered by the thread that heard it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from echelon.server.entry import Entry
+
+
+class Order:
+    def __init__(self, carry_out: Callable[[Entry], None]) -> None:
+        self._carry_out = carry_out
+        self._entries: deque[Entry] = deque()
+        self._busy = threading.Lock()
+
+    def add(self, entry: Entry) -> None:
+        """By whoever knows that it is the next one; `work` has to follow."""
+        self._entries.append(entry)
+
+    def work(self) -> None:
+        """Leave no entry behind that nobody is at work on."""
+        while self._entries and self._busy.acquire(blocking=False):
+            try:
+                while self._entries:
+                    self._carry_out(self._entries.popleft())
+            finally:
+                self._busy.release()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No entry is carried out meanwhile; afterwards somebody has to `work`."""
+        with self._busy:
+            yield
+        self.work()
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """The same, and those that are not begun are dropped."""
+        with self._busy:
+            self._entries.clear()
+            yield

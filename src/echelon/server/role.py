@@ -1,0 +1,178 @@
+"""A server process: it holds a shard of the parameters, and shard 0's process is the gate, too.
+
+listener ─▶ connection ─▶ a thread each:  trainer → Conversation
+                                          shard   → its place at the gate's desk
+                                          twin    → its copy of all that is done here
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from echelon.comm.channel import Connection, Listener, Segment
+from echelon.comm.servers.messages import PushHead
+from echelon.comm.servers.part import Part
+from echelon.core.errors import PeerError
+from echelon.server.conversation import Conversation
+from echelon.server.desk import Desk
+from echelon.server.peer_talk import PeerTalk
+from echelon.server.peers import GateLink, borrow
+from echelon.server.settings import ServerSettings
+from echelon.server.shard import Shard
+
+__all__ = ["ServerSettings", "serve"]
+
+_ACCEPT = 0.5
+
+
+def serve(listeners: Sequence[socket.socket], settings: ServerSettings) -> None:
+    """The whole life of a server process: until SIGTERM. To be called in its main thread."""
+    role = Role(settings)
+    previous = signal.signal(signal.SIGTERM, lambda *_: role.end())
+    try:
+        role.run(listeners)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Role:
+    """What the threads of a server process share."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.shard = Shard(settings.shard, len(settings.shards))
+        self._ended = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._connections: set[Connection] = set()
+        self._desk = Desk(self.shard, settings) if settings.shard == 0 else None
+        self._link = (
+            None if settings.shard == 0 else GateLink(settings, self.shard, self._ended.is_set)
+        )
+
+    @property
+    def gate(self) -> Desk:
+        if self._desk is None:
+            raise PeerError("asks a shard that is not the gate")
+        return self._desk
+
+    def run(self, listeners: Sequence[socket.socket]) -> None:
+        if self._link is not None:
+            self._begin("gate", self._link.run)
+        name = f"server {self.settings.shard}"
+        for listening in listeners:
+            memory = listening.family == socket.AF_UNIX
+            listener = Listener(listening, self.settings.key, role=name, refused=self._say)
+            self._begin("listener", lambda x=listener, m=memory: self._listen(x, m))  # type: ignore[misc]
+        while not self._ended.wait(1.0):
+            continue
+        self._close()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    # What conversations need.
+
+    def set_up(self, conversation: Conversation, document: Any) -> None:
+        if self.shard.set_up(document, self._lend) and self._desk is not None:
+            holding = self.shard.holding
+            self._desk.prepare(holding.rules, len(holding.layout.slots))
+        if self._desk is not None:
+            self._desk.arrived(conversation.member, conversation)
+
+    def load(self, part: Part, incarnation: int, state: dict[str, Any]) -> None:
+        self.shard.load(part, incarnation, int(state.get("version", 0)))
+        if self._desk is not None:
+            self._desk.load(state, incarnation)
+        if self._link is not None:
+            self._link.greet()
+
+    def gate_state(self) -> dict[str, Any]:
+        return {} if self._desk is None else self._desk.state()
+
+    def pushed(self, conversation: Conversation, seq: int, head: PushHead) -> None:
+        if self._desk is not None:
+            self._desk.push(conversation.member, seq, head)
+        elif self._link is not None:
+            self._link.staged(conversation.member, seq)
+
+    def left(self, conversation: Conversation) -> None:
+        if self._desk is not None and conversation.member >= 0:
+            self._desk.left(conversation.member, conversation)
+
+    def figures(self) -> dict[str, float]:
+        return self.shard.figures()
+
+    # Threads and connections.
+
+    def _lend(self, size: int) -> Segment | None:
+        if self.settings.shard == 0:
+            return Segment.create(size)
+        return borrow(self.settings, size)
+
+    def _listen(self, listener: Listener, memory: bool) -> None:
+        try:
+            while not self._ended.is_set():
+                connection = listener.accept(_ACCEPT)
+                if connection is not None:
+                    self._welcome(connection, memory)
+        finally:
+            listener.close()
+
+    def _welcome(self, connection: Connection, memory: bool) -> None:
+        kind = connection.card.role.partition(" ")[0]
+        if kind == "trainer":
+            talk = Conversation(self, connection, memory=memory).run
+        elif kind == "shard" and self._desk is not None:
+            talk = PeerTalk(self._desk, self.shard, connection).run
+        else:
+            connection.close()
+            self._say(f"{connection.peer} has no business here")
+            return
+        self._connections.add(connection)
+        self._begin(connection.card.role, lambda: self._talk(connection, talk))
+
+    def _talk(self, connection: Connection, talk: Callable[[], None]) -> None:
+        try:
+            talk()
+        except PeerError as error:
+            if not self._ended.is_set():
+                self._say(str(error))
+        finally:
+            connection.close()
+            self._connections.discard(connection)
+
+    def _begin(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(
+            target=self._guarded, args=(body,), name=f"echelon-{name}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """A shard that met a fault of its own is not to be trusted any more."""
+        try:
+            body()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        finally:
+            self._threads.discard(threading.current_thread())
+
+    def _say(self, line: str) -> None:
+        print(f"server {self.settings.shard}: {line}", file=sys.stderr, flush=True)
+
+    def _close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        for connection in list(self._connections):
+            connection.close()
+        for thread in list(self._threads):
+            thread.join(_ACCEPT * 4)

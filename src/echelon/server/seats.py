@@ -1,0 +1,156 @@
+"""A trainer's place at a shard: where its gradients are staged, and how it gets weights.
+
+shared   both are memory that trainer and shard see; weights are the shard's own     no copy
+pinned   the same, but the weights are the trainer's: copied while in the cache
+wire     gradients are received, weights are sent, chunk by chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from echelon.comm.channel import Connection, Frame
+from echelon.comm.servers.messages import CHUNK, Chunk, Kind, pack_chunk, part
+from echelon.comm.servers.sender import Sender
+from echelon.core.errors import PeerError
+from echelon.server.flats import Done
+
+
+class Seat:
+    """In shared memory: `gradients` per range of this shard. Nothing has to be sent."""
+
+    base: Sequence[Tensor] | None = None
+    """The weights as this trainer has them, where they are kept."""
+    chunked = False
+    """Whether it wants to know of chunks as they are done."""
+
+    def __init__(self, connection: Connection, gradients: Sequence[Tensor]) -> None:
+        self.gradients = list(gradients)
+        self._connection = connection
+
+    def stage(self, chunks: Sequence[Chunk], frame: Frame) -> None:
+        """Take the body of a frame: these chunks' gradients."""
+        if chunks or frame.size:
+            raise PeerError("gradients were sent that are in shared memory")
+
+    def done(self, chunk: Done) -> None:
+        """These weights are the new ones."""
+
+    def whole(self) -> None:
+        """All of them are."""
+
+    def tell(self, kind: Kind, seq: int, head: bytes) -> None:
+        """The answer, behind the weights."""
+        self._connection.send(kind, head, seq=seq)
+
+    def refuse(self, seq: int, head: bytes) -> None:
+        """An outcome without weights."""
+        self._connection.send(Kind.OUTCOME, head, seq=seq)
+
+    def close(self) -> None:
+        """The connection is closed already."""
+
+
+class PinnedSeat(Seat):
+    chunked = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        gradients: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+    ) -> None:
+        super().__init__(connection, gradients)
+        self.base = self._theirs = list(theirs)
+        self._weights = weights
+
+    def done(self, chunk: Done) -> None:
+        at, start, stop = chunk
+        self._theirs[at][start:stop].copy_(self._weights[at][start:stop])
+
+    def whole(self) -> None:
+        torch._foreach_copy_(self._theirs, list(self._weights))
+
+
+class WireSeat(Seat):
+    """`apart`: others' updates go on while weights are sent, so a copy of them is."""
+
+    chunked = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        gradients: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        *,
+        apart: bool,
+    ) -> None:
+        super().__init__(connection, gradients)
+        self._weights = list(weights)
+        self._sent = [w.clone() for w in weights] if apart else self._weights
+        self._apart = apart
+        if apart:
+            self.base = self._sent
+        self._small = sum(w.nbytes for w in weights) <= CHUNK
+        self._sender: Sender | None = None
+        self._open: Chunk | None = None
+
+    def stage(self, chunks: Sequence[Chunk], frame: Frame) -> None:
+        if chunks or frame.size:
+            self._connection.take([part(self.gradients, chunk) for chunk in chunks])
+
+    def done(self, chunk: Done) -> None:
+        at, start, stop = chunk
+        if self._apart:
+            self._sent[at][start:stop].copy_(self._weights[at][start:stop])
+        if not self._small:
+            self._extend(Chunk(at, start, stop))
+
+    def whole(self) -> None:
+        if self._apart:
+            torch._foreach_copy_(self._sent, self._weights)
+        if not self._small:
+            for at, held in enumerate(self._sent):
+                step = CHUNK // held.itemsize
+                for start in range(0, held.numel(), step):
+                    self._extend(Chunk(at, start, min(start + step, held.numel())))
+
+    def tell(self, kind: Kind, seq: int, head: bytes) -> None:
+        if self._small:
+            self._connection.send(kind, head, self._sent, seq=seq)
+            return
+        self._send_open()
+        self._background.submit(lambda: self._connection.send(kind, head, seq=seq))
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def _extend(self, chunk: Chunk) -> None:
+        """Neighbours travel together, up to a message's size."""
+        before = self._open
+        if before is not None:
+            size = (chunk.stop - before.start) * self._sent[chunk.range].itemsize
+            if before.range == chunk.range and before.stop == chunk.start and size <= CHUNK:
+                chunk = Chunk(chunk.range, before.start, chunk.stop)
+            else:
+                self._send_open()
+        self._open = chunk
+
+    def _send_open(self) -> None:
+        if self._open is not None:
+            chunk, self._open = self._open, None
+            body = [part(self._sent, chunk)]
+            head = pack_chunk(chunk)
+            self._background.submit(lambda: self._connection.send(Kind.WEIGHTS, head, body))
+
+    @property
+    def _background(self) -> Sender:
+        if self._sender is None:
+            self._sender = Sender("weights")
+        return self._sender

@@ -1,0 +1,151 @@
+"""One shard: its weights, the trainers' seats, and what the gate has it do with both."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from echelon.comm.servers.messages import Kind
+from echelon.comm.servers.part import Part
+from echelon.core.errors import PeerError, TrainingError
+from echelon.server.entry import Entry, Give, Staged
+from echelon.server.flats import Stale
+from echelon.server.holding import Holding, Lender, digest_of
+from echelon.server.order import Order
+from echelon.server.seats import Seat
+
+Measure = Callable[[Entry, float], float]
+"""The square of this shard's part of a sum → the scale of the whole."""
+
+
+class Abandoned(Exception):
+    """An update cannot be finished: what it takes is lost with another shard."""
+
+
+class Shard:
+    """Entries come in the gate's order; whoever brings one calls `order.work`."""
+
+    def __init__(self, index: int, count: int) -> None:
+        self.index, self.count = index, count
+        self.order = Order(self._carry_out)
+        self.incarnation = self.version = self.number = 0
+        self.measure: Measure | None = None
+        self.seconds = self.waited = 0.0
+        """Spent applying; spent waiting for the scale of a clipped update."""
+        self.rounds = 0
+        self._holding: Holding | None = None
+        self._seats: dict[int, Seat] = {}
+        self._staged: dict[int, tuple[int, Seat]] = {}
+        self._changing = threading.Lock()
+
+    @property
+    def holding(self) -> Holding:
+        if self._holding is None:
+            raise PeerError("this shard is not set up")
+        return self._holding
+
+    def set_up(self, document: Any, lender: Lender) -> bool:
+        """Whether this was the first time; the others have to say the same."""
+        with self._changing:
+            if self._holding is None:
+                self._holding = Holding(self.index, self.count, document, lender)
+                return True
+            if digest_of(document) != self._holding.digest:
+                raise TrainingError("another model or other rules than the shard is set up with")
+            return False
+
+    def load(self, part: Part, incarnation: int, version: int) -> None:
+        """Become what an upload says; what was under way is dropped."""
+        with self.order.emptied():
+            self.incarnation = 0
+            self.holding.flats.load(part)
+            self._staged.clear()
+            self.incarnation, self.version, self.number = incarnation, version, 0
+
+    def sit(self, member: int, seat: Seat) -> None:
+        self._seats[member] = seat
+
+    def stand_up(self, member: int, seat: Seat) -> None:
+        """The member is gone; a push of its that is staged may still be part of an update."""
+        if self._seats.get(member) is seat:
+            del self._seats[member]
+
+    def staged(self, member: int, seq: int, seat: Seat) -> None:
+        self._staged[member] = seq, seat
+
+    def staged_pushes(self) -> list[Staged]:
+        return [Staged(member, seq) for member, (seq, _) in self._staged.items()]
+
+    def tell(self, give: Give) -> None:
+        """An outcome that comes without weights."""
+        seat = self._seats.get(give.member)
+        if seat is not None and give.outcome is not None:
+            with suppress(PeerError):  # as below
+                seat.refuse(give.seq, give.outcome.pack())
+
+    def figures(self) -> dict[str, float]:
+        found = {"apply_seconds": self.seconds, "rounds": self.rounds, "waited": self.waited}
+        return {key: float(value) for key, value in found.items()}
+
+    def _carry_out(self, entry: Entry) -> None:
+        here = self._seats
+        seats = [(give, here[give.member]) for give in entry.gives if give.member in here]
+        receivers = [seat for _, seat in seats if seat.chunked]
+        if entry.pushes:
+            try:
+                self._apply(entry, () if entry.missing else receivers)
+            except (Abandoned, PeerError):  # nothing was applied; trainers start again from a cut
+                self.incarnation = 0
+                return
+        if not entry.pushes or entry.missing:
+            for seat in receivers:
+                seat.whole()
+        self.version, self.number = entry.version, entry.number
+        for member in entry.forget:
+            self._staged.pop(member, None)
+        for give, seat in seats:
+            kind = Kind.GIVEN if give.outcome is None else Kind.OUTCOME
+            head = b"" if give.outcome is None else give.outcome.pack()
+            with suppress(PeerError):  # it is gone: whoever listens to it will notice
+                seat.tell(kind, give.seq, head)
+
+    def _apply(self, entry: Entry, receivers: Sequence[Seat]) -> None:
+        pushes = [self._gradients(push) for push in entry.pushes]
+        begin = time.perf_counter()
+        scale = entry.scale
+        if entry.measured:
+            assert self.measure is not None
+            scale = self.measure(entry, self.holding.flats.reduce(pushes))
+            pushes = pushes[:1]
+        chunks = self.holding.flats.apply(
+            pushes,
+            scale=scale,
+            factor=entry.factor,
+            limit=entry.limit,
+            missing=entry.missing,
+            stale=self._stale(entry),
+        )
+        for done in chunks:
+            for seat in receivers:
+                seat.done(done)
+        self.seconds += time.perf_counter() - begin
+        self.rounds += 1
+        for push in entry.pushes:
+            self._staged.pop(push.member, None)
+
+    def _stale(self, entry: Entry) -> list[Stale | None]:
+        found: list[Stale | None] = []
+        for push, strength in zip(entry.pushes, entry.strengths, strict=False):
+            base = self._staged[push.member][1].base
+            found.append(Stale(base, strength) if base is not None and strength else None)
+        return found
+
+    def _gradients(self, push: Staged) -> Sequence[Tensor]:
+        seq, seat = self._staged[push.member]
+        assert seq == push.seq, f"push {push} is due, push {seq} is here"
+        return seat.gradients

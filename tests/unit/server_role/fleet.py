@@ -1,0 +1,195 @@
+"""Servers and trainers as real processes, with deadlines; a failing one's output is shown."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import pytest
+import torch
+
+from echelon.comm.servers.address import ShardAddress
+from echelon.comm.servers.servers import Servers
+from echelon.server.role import ServerSettings, serve
+
+DEADLINE = 20.0
+Body = Callable[[Servers, int], Any]
+"""One trainer's part; what it returns has to be JSON."""
+
+
+@dataclass
+class Child:
+    pid: int
+    output: IO[bytes]
+    answer: IO[bytes]
+    status: int | None = None
+
+    def reap(self, block: bool = False) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, 0 if block else os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
+
+    def text(self) -> str:
+        self.output.seek(0)
+        return self.output.read().decode()
+
+    def end(self) -> None:
+        if not self.reap():
+            os.kill(self.pid, signal.SIGKILL)
+            self.reap(block=True)
+        self.output.close()
+        self.answer.close()
+
+
+def fork(body: Callable[[], Any]) -> Child:
+    output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+    answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+    pid = os.fork()
+    if pid:
+        return Child(pid, output, answer)
+    code = 1
+    try:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        faulthandler.disable()
+        torch.set_num_threads(1)
+        answer.write(json.dumps(body()).encode())
+        answer.flush()
+        code = 0
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@dataclass
+class Fleet:
+    """The servers, as a supervisor holds them."""
+
+    addresses: tuple[ShardAddress, ...]
+    sockets: list[list[socket.socket]]
+    key: bytes
+    servers: dict[tuple[int, bool], Child] = field(default_factory=dict)
+
+    def start(self, shard: int, *, twin: bool = False) -> None:
+        settings = ServerSettings(shard, self.addresses, self.key, DEADLINE, twin)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            self.servers[shard, twin] = fork(lambda: serve(self.sockets[shard], settings))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def kill(self, shard: int, *, twin: bool = False) -> None:
+        child = self.servers.pop((shard, twin))
+        os.kill(child.pid, signal.SIGKILL)
+        child.reap(block=True)
+        child.end()
+
+    def promote(self, shard: int) -> None:
+        child = self.servers.pop((shard, True))
+        self.servers[shard, False] = child
+        os.kill(child.pid, signal.SIGUSR1)
+
+    def trainer(self, member: int, plane: str = "auto") -> Servers:
+        return Servers(self.addresses, self.key, member, plane=plane, deadline=DEADLINE)
+
+    def run(
+        self,
+        count: int,
+        body: Body,
+        *,
+        plane: str = "auto",
+        within: float = 60.0,
+        may_die: Sequence[int] = (),
+        besides: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """What `body(servers, member)` returned in each trainer; None for one that may die."""
+        children = [fork(lambda m=m: self._train(body, m, plane)) for m in range(count)]  # type: ignore[misc]
+        try:
+            besides()
+            self._wait(children, within)
+            return [self._answer(at, child, at in may_die) for at, child in enumerate(children)]
+        finally:
+            for child in children:
+                child.end()
+
+    def _train(self, body: Body, member: int, plane: str) -> Any:
+        servers = self.trainer(member, plane)
+        try:
+            return body(servers, member)
+        finally:
+            servers.close()
+
+    def _wait(self, children: Sequence[Child], within: float) -> None:
+        deadline = time.monotonic() + within
+        while sum(child.reap() for child in children) < len(children):
+            if time.monotonic() > deadline:
+                shown = [child.text() for child in (*children, *self.servers.values())]
+                pytest.fail(f"trainers are not done within {within} s\n" + "\n".join(shown))
+            time.sleep(0.002)
+
+    def _answer(self, at: int, child: Child, may_die: bool) -> Any:
+        if child.status == 0:
+            child.answer.seek(0)
+            return json.loads(child.answer.read())
+        if not may_die:
+            shown = "\n".join(server.text() for server in self.servers.values())
+            pytest.fail(f"trainer {at} ended with {child.status}:\n{child.text()}\n{shown}")
+        return None
+
+    def close(self) -> list[int | None]:
+        """How each server ended after SIGTERM."""
+        for child in self.servers.values():
+            if not child.reap():
+                os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 5.0
+        while not all(child.reap() for child in self.servers.values()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        found = [child.status for child in self.servers.values()]
+        for child in self.servers.values():
+            child.end()
+        for listening in self.sockets:
+            for each in listening:
+                each.close()
+        return found
+
+
+@contextmanager
+def fleet(shards: int = 1, *, replicas: int = 0) -> Iterator[Fleet]:
+    sockets, addresses = [], []
+    word = secrets.token_hex(6)
+    for shard in range(shards):
+        tcp = socket.create_server(("127.0.0.1", 0), backlog=64)
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = f"echelon-test-{word}-{shard}"
+        near.bind(f"\0{name}")
+        near.listen(64)
+        sockets.append([tcp, near])
+        addresses.append(ShardAddress(shard, "127.0.0.1", tcp.getsockname()[1], name))
+    held = Fleet(tuple(addresses), sockets, secrets.token_bytes(32))
+    try:
+        for shard in range(shards):
+            for twin in range(1 + replicas):
+                held.start(shard, twin=bool(twin))
+        yield held
+        shown = "\n".join(child.text() for child in held.servers.values())
+        assert held.close() == [0] * len(held.servers), f"a server did not end well:\n{shown}"
+    finally:
+        held.close()
