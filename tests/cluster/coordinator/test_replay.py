@@ -123,10 +123,6 @@ def test_what_a_roll_back_made_void_stays_void() -> None:
     [
         ({"kind": "generation", "number": 1, "members": [0], "version": 0}, "0"),
         ({"kind": "leased", "member": 0, "epoch": 0, "start": 990, "stop": 1010}, "is not free"),
-        (
-            {"kind": "committed", "member": 0, "epoch": 0, "start": 0, "stop": 9, "last": 1},
-            "member 0 does not hold",
-        ),
     ],
 )
 def test_a_journal_that_contradicts_itself_is_refused(entry: dict[str, object], why: str) -> None:

@@ -20,6 +20,7 @@ from echelon.cluster.coordinator.roster import Member, Roster
 from echelon.cluster.coordinator.settings import Settings
 from echelon.cluster.coordinator.stalls import Stalls
 from echelon.cluster.coordinator.versions import MissingRecords, Versions
+from echelon.core.types import Lease
 
 _ASLEEP = 1.0
 """Seconds between two ticks from which on it was the coordinator that did not run."""
@@ -56,6 +57,7 @@ class Desk:
             "told": self._told,
             "rolled_back": self._rolled_back,
             "leave": self._leave,
+            "ledger": self._ledger.open,
             "lease": self._ledger.lease,
             "commit": self._ledger.commit,
             "give_back": self._ledger.give_back,
@@ -186,6 +188,9 @@ class Desk:
         except MissingRecords as error:
             self.generations.end("failed", str(error))
             return
+        for record in message["records"]:
+            if len(record) == 6:
+                self.leases.applied(Lease(*record[:3]))
         if news:
             self._stalls.updated(waited, self.generations.leader)
 

@@ -6,7 +6,8 @@ because an answer was lost with its connection, nothing is handed out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from echelon.core.types import Lease
 from echelon.data.intervals import Intervals
@@ -41,16 +42,20 @@ class Leases:
         self._whole: set[int] = set()
         """Epochs that are done."""
 
-    def lease(self, member: int, epoch: int, wanted: int, speed: float, all_: float) -> list[Lease]:
+    def lease(
+        self, member: int, epoch: int, wanted: int, speed: float, all_: float, unit: int = 1
+    ) -> list[Lease]:
         """Hand out until `member` holds what it should; returns what is new.
 
-        `speed` is its own in relation to the usual one, `all_` the sum over everybody.
+        `speed` is its own in relation to the usual one, `all_` the sum over everybody. What is
+        handed out is a multiple of `unit`, as far as what is free goes.
         """
         page = self._page(epoch)
         if page is None:
             return []
         held = page.held.setdefault(member, Intervals())
         due = self._due(page, wanted, speed, all_) - held.total
+        due += -due % unit
         new = []
         while due > 0 and page.free:
             start, stop = page.free.pop(due)
@@ -92,6 +97,37 @@ class Leases:
             del self._pages[lease.epoch]
             self._whole.add(lease.epoch)
         return True
+
+    def restore(self, ledger: Mapping[str, Any]) -> None:
+        """Be as a ledger says: nobody holds anything."""
+        self._whole = {epoch for epoch, *_ in ledger["whole"]}
+        self._pages = {}
+        for saved in ledger["parts"]:
+            page = self._page(saved["epoch"])
+            assert page is not None, f"epoch {saved['epoch']} is both whole and in parts"
+            for start, stop in saved["done"]:
+                self._consume(page, start, stop)
+
+    def applied(self, lease: Lease) -> None:
+        """Done, whoever holds it or has given it back."""
+        page = self._page(lease.epoch)
+        if page is None:
+            return
+        for held in page.held.values():
+            held.remove(lease.start, lease.stop)
+        self._consume(page, lease.start, lease.stop)
+        if page.left == 0:
+            del self._pages[lease.epoch]
+            self._whole.add(lease.epoch)
+
+    def used(self, member: int, epoch: int, ranges: Iterable[Sequence[int]]) -> None:
+        """This member is done with these: another word will say that they were applied."""
+        page = self._pages.get(epoch)
+        if page is None:
+            return
+        for start, stop in ranges:
+            if self._released(page, member, Lease(epoch, start, stop)):
+                self._consume(page, start, stop)
 
     def is_done(self, lease: Lease) -> bool:
         """Whether all of it is committed, by whomever."""
@@ -144,6 +180,13 @@ class Leases:
         fair = min(MOST * wanted, round(wanted * speed))
         last = int(page.loose * speed / all_)
         return max(1, wanted // LEAST, min(fair, last))
+
+    @staticmethod
+    def _consume(page: Page, start: int, stop: int) -> None:
+        page.left -= stop - start - page.done.overlap(start, stop)
+        page.loose -= page.free.overlap(start, stop)
+        page.free.remove(start, stop)
+        page.done.add(start, stop)
 
     @staticmethod
     def _released(page: Page, member: int, lease: Lease) -> bool:

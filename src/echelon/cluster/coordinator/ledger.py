@@ -18,10 +18,19 @@ class LedgerDesk:
         self.speeds = Speeds(roster)
         self._leases, self._versions, self._outbox = leases, versions, outbox
 
+    def open(self, _now: float, _member: Member, message: Message) -> None:
+        """What is consumed, from whom it is known best; whatever anybody holds is void."""
+        version, ledger = message["version"], message["ledger"]
+        if ledger["samples"] != self._leases.samples:
+            raise BadFrame(f"a ledger of {ledger['samples']:,} samples per epoch")
+        self._leases.restore(ledger)
+        self._outbox.note("ledger", version=version, ledger=ledger)
+
     def lease(self, _now: float, member: Member, message: Message) -> None:
         epoch, speed = message["epoch"], self.speeds.of(member)
-        everybody = self.speeds.sum_with(speed)
-        new = self._leases.lease(member.id, epoch, message["wanted"], speed, everybody)
+        self._leases.used(member.id, epoch, message.get("used") or ())
+        everybody, unit = self.speeds.sum_with(speed), message.get("unit") or 1
+        new = self._leases.lease(member.id, epoch, message["wanted"], speed, everybody, unit)
         for _, start, stop in new:
             self._outbox.note("leased", member=member.id, epoch=epoch, start=start, stop=stop)
         self._outbox.send(

@@ -126,13 +126,27 @@ class Liaison:
         else:
             self._backlog.forget_records()
 
-    def lease(self, epoch: int, wanted: int) -> tuple[list[Lease], int]:
+    def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None:
+        """Say what is consumed; all leases are void when this returns. Only the leader's word
+        counts."""
+        if not self._standing.leads:
+            return
+        standing, item = self._standing, self._post("ledger", version=version, ledger=dict(ledger))
+        with standing.turn:
+            standing.wait_for(lambda: not self._backlog.holds(item), self._deadline)
+
+    def lease(
+        self, epoch: int, wanted: int, unit: int = 1, used: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[Lease], int]:
         """Hold about `wanted` samples of an epoch in all, more if this member is fast.
 
         Returns everything held, what was before too, and how many samples of the epoch are not
-        committed: while there are any, others may still give theirs back.
+        committed: while there are any, others may still give theirs back. `used`: what this member
+        held and is done with; what is handed out is a multiple of `unit`.
         """
-        standing, item = self._standing, self._post("lease", epoch=epoch, wanted=wanted)
+        standing = self._standing
+        done = [list(pair) for pair in used]
+        item = self._post("lease", epoch=epoch, wanted=wanted, unit=unit, used=done)
         with standing.turn:
             standing.wait_for(lambda: self._answered(item), self._deadline)
             answer = standing.answers.pop(item.seq or 0, None)

@@ -4,10 +4,13 @@ from a trainer
     hello       role, version, pid, host, name, number, member, generation
     beat        step, doing, pace (seconds per sample), cpu (seconds used so far)
     arrived     generation (the one it leaves; 0: a newcomer), progress, why, suspect
-    commits     generation, records [[epoch, start, stop, first, last], …]
+    commits     generation, records [[epoch, start, stop, first, last], …]; with a sixth number,
+                the member that made the update alone
     shares      generation, version, shares
     told, rolled_back, leave
-    lease, commit, give_back          of asynchronous strategies
+    ledger      version, ledger: what is consumed; all leases are void
+    lease       epoch, wanted, unit (leases are multiples of it), used (ranges done with)
+    commit, give_back                 like those two, of strategies whose members work apart
 from a supervisor
     hello, gone, drop
 
@@ -76,10 +79,32 @@ def _many(check: Check, most: int) -> Check:
 
 
 def _record(value: Any) -> bool:
-    if not (type(value) is list and len(value) == 5 and all(map(_whole, value))):
+    if not (type(value) is list and len(value) in (5, 6) and all(map(_whole, value))):
         return False
-    _, start, stop, first, last = value
+    _, start, stop, first, last, *_ = value
     return bool(start < stop and 1 <= first <= last + 1)  # last + 1: consumed without an update
+
+
+def _pair(value: Any) -> bool:
+    """A range that is not empty."""
+    whole = type(value) is list and len(value) == 2 and all(map(_whole, value))
+    return whole and value[0] < value[1]
+
+
+def _ledger(value: Any) -> bool:
+    """As `Ledger.state_dict` gives it."""
+    match value:
+        case {"samples": samples, "whole": list(whole), "parts": list(parts)}:
+            triples = _many(_many(_whole, 3), MEMBERS)
+            return _positive(samples) and triples(whole) and all(map(_page, parts))
+    return False
+
+
+def _page(value: Any) -> bool:
+    match value:
+        case {"epoch": epoch, "done": list(done)}:
+            return _whole(epoch) and all(map(_pair, done))
+    return False
 
 
 _WHOLE = (_whole, "a whole number of at least 0")
@@ -121,7 +146,7 @@ _FIELDS: dict[str, dict[str, tuple[Check, str]]] = {
         "generation": _POSITIVE,
         "records": (
             _many(_record, RECORDS),
-            f"a list of at most {RECORDS} records [epoch, start, stop, first, last]",
+            f"a list of at most {RECORDS} records [epoch, start, stop, first, last(, member)]",
         ),
     },
     "shares": {
@@ -138,7 +163,14 @@ _FIELDS: dict[str, dict[str, tuple[Check, str]]] = {
         "fatal": _FLAG,
         "over": (_or_none(_flag), "true, false or null"),
     },
-    "lease": {"seq": _SEQ, "epoch": _WHOLE, "wanted": _POSITIVE},
+    "ledger": {"seq": _SEQ, "version": _WHOLE, "ledger": (_ledger, "a ledger's state")},
+    "lease": {
+        "seq": _SEQ,
+        "epoch": _WHOLE,
+        "wanted": _POSITIVE,
+        "unit": (_or_none(_positive), "a whole number of at least 1 or null"),
+        "used": (_or_none(_many(_pair, RECORDS)), "a list of ranges [start, stop] or null"),
+    },
     "commit": {**_RANGE, "version": _WHOLE},
     "give_back": _RANGE,
     "gone": {"pid": _POSITIVE, "status": (_signed, "a whole number")},

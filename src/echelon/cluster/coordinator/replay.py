@@ -51,6 +51,7 @@ class _Reader:
             "generation": self._generation,
             "committed": self._committed,
             "rolled_back": self._rolled_back,
+            "ledger": self._ledger,
             "leased": self._leased,
             "returned": self._returned,
             "over": self._over,
@@ -117,10 +118,9 @@ class _Reader:
     def _committed(self, entry: Entry) -> None:
         versions, last = self._desk.versions, entry["last"]
         if "member" in entry:
-            lease = _lease(entry)
-            if not self._desk.leases.commit(entry["member"], lease):
-                raise ValueError(f"member {entry['member']} does not hold {lease}")
+            self._desk.leases.applied(_lease(entry))
             versions.restore(max(versions.recorded, last))
+            versions.made_alone(entry["epoch"], entry["start"])
         elif last < entry["first"]:
             versions.left_out(entry["epoch"], entry["start"])
         else:
@@ -128,6 +128,9 @@ class _Reader:
 
     def _rolled_back(self, entry: Entry) -> None:
         self._desk.versions.restore(entry["version"], entry.get("generation", 0))
+
+    def _ledger(self, entry: Entry) -> None:
+        self._desk.leases.restore(entry["ledger"])
 
     def _leased(self, entry: Entry) -> None:
         if not self._desk.leases.take(entry["member"], _lease(entry)):

@@ -12,10 +12,12 @@ Record = Sequence[int]
 
 The updates of one record took equal parts of the range, except that the last may have been
 smaller. A range that was consumed without an update has first = last + 1.
+A sixth number is the member that did it alone: then first = last, and other ranges may be part of
+the same update.
 """
 
 
-_FIELDS = ("epoch", "start", "stop", "first", "last")
+_FIELDS = ("epoch", "start", "stop", "first", "last", "member")
 
 
 class MissingRecords(BadFrame):
@@ -38,6 +40,8 @@ class Versions:
         self._outbox = outbox
         self._left_out: set[tuple[int, int]] = set()
         """Ranges left out since the last update: resent ones are known by them."""
+        self._alone: set[tuple[int, int]] = set()
+        """The same of ranges that members brought to the last update, each its own."""
         self._rolled_back_in = 0
         self._wounded: float | None = None
         """Since when a loss is not made good."""
@@ -56,7 +60,7 @@ class Versions:
             if (record := self._new(given, who)) is not None:
                 news = True
                 self.news += 1
-                named = dict(zip(_FIELDS, record, strict=True))
+                named = dict(zip(_FIELDS, record, strict=False))
                 self._outbox.note("committed", generation=generation, **named)
         if self.recorded > before:
             self._timed(now, self.recorded - before, generation)
@@ -81,6 +85,8 @@ class Versions:
 
     def restore(self, version: int, rolled_back_in: int | None = None) -> None:
         """Be at this version, to which all was rolled back in that generation if in any."""
+        if version != self.recorded:
+            self._alone.clear()
         self.recorded = version
         self._left_out.clear()
         if rolled_back_in is not None:
@@ -89,6 +95,10 @@ class Versions:
     def left_out(self, epoch: int, start: int) -> None:
         """A range that was consumed without an update is on record."""
         self._left_out.add((epoch, start))
+
+    def made_alone(self, epoch: int, start: int) -> None:
+        """A range that a member brought to the last update is on record."""
+        self._alone.add((epoch, start))
 
     def wounded(self, now: float) -> None:
         """A member of a generation was lost."""
@@ -105,7 +115,7 @@ class Versions:
 
     def _new(self, record: Record, who: object) -> Record | None:
         """What of it is not on record; it is from now on."""
-        epoch, start, stop, first, last = record
+        epoch, start, stop, first, last, *member = record
         if stop > self._samples:
             raise BadFrame(f"a record ends at {stop:,}, and an epoch has {self._samples:,} samples")
         if first > self.recorded + 1:
@@ -113,6 +123,8 @@ class Versions:
                 f"{who} recorded version {first:,} after version {self.recorded:,}: the records "
                 "between are missing"
             )
+        if member:
+            return self._alone_once(record)
         if last < first:
             return self._left_out_once(record)
         if last <= self.recorded:
@@ -122,6 +134,17 @@ class Versions:
         self.recorded = last
         self._left_out.clear()
         return epoch, start, stop, first, last
+
+    def _alone_once(self, record: Record) -> Record | None:
+        epoch, start, _, first, last, _ = record
+        if first != last:
+            raise BadFrame(f"one member alone made updates {first:,} to {last:,} in one record")
+        if last < self.recorded or (last == self.recorded and (epoch, start) in self._alone):
+            return None
+        if last > self.recorded:
+            self.restore(last)
+        self.made_alone(epoch, start)
+        return record
 
     def _left_out_once(self, record: Record) -> Record | None:
         epoch, start, _, first, _ = record
