@@ -17,8 +17,9 @@ from tests.e2e.command import DEADLINE, wait_for
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_whoever_joined_brings_the_run_to_its_end(
-    tmp_path: Path, weights: dict[str, Tensor]
+    tmp_path: Path, number: int, weights: dict[str, Tensor]
 ) -> None:
     with running(tmp_path, "--json", workers=2) as run:
         run.reach(5)
@@ -27,8 +28,8 @@ def test_whoever_joined_brings_the_run_to_its_end(
             run.go()
             formed = run.wait("generation", number=2)
             assert formed["members"] == [0, 1, 2]
-            for member in (0, 1):
-                os.kill(run.pid(member), signal.SIGKILL)
+            os.kill(run.pid(0), signal.SIGKILL)
+            os.kill(run.pid(1), number)  # one that is frozen never hears of the end
             os.kill(run.said("coordinator")[-1]["pid"], signal.SIGKILL)
             output, _ = run.end(0)
             newcomer.communicate(timeout=DEADLINE)

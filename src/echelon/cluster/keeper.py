@@ -110,9 +110,13 @@ class Keeper:
         self.pid, self.handle = 0, -1
         return os.waitstatus_to_exitcode(status)
 
+    def shut(self) -> None:
+        """Nobody is to wait for a coordinator any more."""
+        self._listener.close()
+
     def close(self) -> None:
         """End it, and let nobody reach out any more."""
-        self._listener.close()
+        self.shut()
         self._store = None
         if self._meeting is not None:
             self._meeting.close()

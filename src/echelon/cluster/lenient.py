@@ -4,7 +4,8 @@ a member is killed ─▶ the others go on; the coordinator sees to it
 a member raises an error of its own ─▶ as ever: all end, and one error says why
 the coordinator or a parameter server ends ─▶ another one is started
 all members are killed ─▶ whoever joined goes on; the run is over when the coordinator says so
-whoever leads is done ─▶ the others have 2 s ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
+whoever leads is done, or the coordinator says that all is ─▶ the others have 2 s ─▶ SIGTERM
+─▶ 1.5 s ─▶ SIGKILL
 """
 
 from __future__ import annotations
@@ -83,11 +84,20 @@ class LenientSupervisor(Supervisor):
         self._selector.unregister(self._keeper.handle)
         status = self._keeper.reap()
         self._over = status == 0
+        if self._over:
+            self._be_done()
         if self._over or self.result:
             return
         warn(f"the coordinator ended ({_how(status)}); another one takes over")
         self._keeper.start(self._crew.pipes.close)
         self._register(self._keeper.handle, self._replace)
+
+    def _be_done(self) -> None:
+        """Whoever is still there was given up, and need not know that it was."""
+        self._keeper.shut()
+        done = self._keeper.ending() in ("done", "stopped")
+        patience = _LINGER_SECONDS if done else _NEWS_SECONDS
+        self._end_by((patience, signal.SIGTERM), (patience + TERM_SECONDS, signal.SIGKILL))
 
     def _suspend(self) -> None:
         """The coordinator stops too, or it would give up on all; it hears members before it looks
