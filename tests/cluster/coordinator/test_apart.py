@@ -55,10 +55,6 @@ def test_an_update_of_several_members_is_on_record_with_all_its_ranges_and_once(
     written = scene.written("committed")
     expected = [(0, 1, 0), (50, 1, 1), (10, 2, 0)]
     assert [(w["start"], w["first"], w["member"]) for w in written] == expected
-        (0, 1, 0),
-        (50, 1, 1),
-        (10, 2, 0),
-    ]
     assert scene.desk.versions.recorded == 2
     assert scene.desk.leases.left(0) == SAMPLES - 30, "whoever held it"
     scene.restart()
