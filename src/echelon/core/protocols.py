@@ -68,6 +68,9 @@ class Schedule(Protocol):
 class RowStore(Protocol):
     """Where the rows of one table are kept. Ids are distinct int64 numbers, any of them."""
 
+    remote: bool
+    """Whether they are no part of this process's model: its state is without them."""
+
     def pull(self, ids: Tensor) -> Tensor:
         """The row of each id, [n, width], the caller's own. Looking makes no rows."""
         ...

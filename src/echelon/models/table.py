@@ -147,7 +147,7 @@ class Table(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.store is not None:
+        if self.store is not None and not self.store.remote:
             for key, value in self.store.state().items():
                 destination[prefix + key] = value
 

@@ -26,6 +26,18 @@ def tables_of(model: nn.Module) -> list[Table]:
     return list(found.values())
 
 
+def remote_state(model: nn.Module) -> dict[str, Tensor]:
+    """The rows that are kept elsewhere, under the names they would have in the model's state."""
+    stores: dict[int, dict[str, Tensor]] = {}
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Table) and module.store is not None and module.store.remote:
+            if id(module) not in stores:
+                stores[id(module)] = module.store.state()
+            found |= {f"{path}.{key}": value for key, value in stores[id(module)].items()}
+    return found
+
+
 class RowUpdates:
     """The rows' part of an update: gradients that were left by backward, until they are pushed."""
 

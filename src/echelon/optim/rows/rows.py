@@ -33,6 +33,8 @@ _RECENT = 4
 class Rows:
     """The rows of one table, or of one server's part of it. Threads may share it."""
 
+    remote = False
+
     def __init__(self, spec: RowSpec) -> None:
         self.spec = spec
         self.version = 0

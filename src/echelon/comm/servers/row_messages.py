@@ -1,0 +1,89 @@
+"""Messages about rows of tables: ids and values travel as they are, behind a small head.
+
+trainer                                   shard
+ROWS table, n; ids              ─────────▶
+◀───────── ANSWER; rows                            looking makes no rows
+ROW_GRADIENTS table, n; ids, sums, counts ▶ staged, until the PUSH of the same number has its fate
+ROW_STATE table                 ─────────▶
+◀───────── ANSWER names, shapes; ◀───────── ANSWER; tensors
+ROW_LOAD table, names, shapes; tensors ──▶
+◀───────── ANSWER
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from echelon.core.errors import PeerError
+
+MOST_TABLES = 256
+PIECE = 64 << 20
+"""Bytes of values in one message, at most."""
+_HEAD = struct.Struct("<HIB")
+_KINDS = {
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
+_MOST_COLUMNS = 16
+
+
+class RowHead(NamedTuple):
+    """So many rows of a table; with a count of each, or without."""
+
+    table: int
+    size: int
+    counted: bool = False
+
+
+def pack_rows(head: RowHead) -> bytes:
+    return _HEAD.pack(*head)
+
+
+def unpack_rows(head: bytes) -> RowHead:
+    if len(head) != _HEAD.size:
+        raise PeerError(f"a head of {len(head)} bytes about rows, not {_HEAD.size}")
+    table, size, counted = _HEAD.unpack(head)
+    return RowHead(table, size, bool(counted))
+
+
+def outline(state: Mapping[str, Tensor]) -> list[list[Any]]:
+    """Names, types and shapes of tensors, in their order."""
+    return [
+        [name, str(value.dtype).removeprefix("torch."), *value.shape]
+        for name, value in state.items()
+    ]
+
+
+def blank_state(lines: Any, size: int) -> dict[str, Tensor]:
+    """Room for what an outline says, if all of it together has this size in bytes."""
+    if not isinstance(lines, list) or not 0 < len(lines) <= _MOST_COLUMNS:
+        raise PeerError("the rows of a table must come with an outline")
+    shapes = dict(_shape(line) for line in lines)
+    due = sum(_bytes(dtype, shape) for dtype, shape in shapes.values())
+    if len(shapes) != len(lines) or due != size:
+        raise PeerError(f"the rows of a table have {size:,} bytes, their outline says {due:,}")
+    return {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in shapes.items()}
+
+
+def _shape(line: Any) -> tuple[str, tuple[torch.dtype, list[int]]]:
+    match line:
+        case [str(name), str(kind), *shape] if (
+            kind in _KINDS
+            and len(shape) in (1, 2)
+            and all(type(side) is int and 0 <= side < 1 << 40 for side in shape)
+        ):
+            return name, (_KINDS[kind], shape)
+    raise PeerError("an outline of rows makes no sense")
+
+
+def _bytes(dtype: torch.dtype, shape: list[int]) -> int:
+    size = dtype.itemsize
+    for side in shape:
+        size *= side
+    return size

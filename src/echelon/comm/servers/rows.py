@@ -1,0 +1,220 @@
+"""Tables whose rows live on servers, as one trainer sees them: every id belongs to one shard.
+
+pull   ids ─▶ by shard ─▶ asked of all ─▶ answers, in the order of the ids
+push   gradients are kept; the next push of the dense ones takes them along, shard by shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echelon.comm.servers.link import Link, LostShard
+from echelon.comm.servers.messages import Kind
+from echelon.comm.servers.row_messages import (
+    PIECE,
+    RowHead,
+    blank_state,
+    outline,
+    pack_rows,
+)
+from echelon.core.errors import PeerError
+from echelon.core.hashing import words
+from echelon.core.rows import RowSpec
+
+_KEY = 0x54A12D
+_HALF = np.uint64(32)
+State = dict[str, Tensor]
+
+
+class Staged(NamedTuple):
+    """What the next push takes along."""
+
+    ids: Tensor
+    sums: Tensor
+    counts: Tensor | None
+
+
+class Sharing(NamedTuple):
+    """Ids in the order of their shards, and how many are each one's."""
+
+    order: Tensor | None
+    """Places of `ids`, shard by shard; None if there is one shard."""
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, ids: Tensor, shards: int) -> Sharing:
+        if shards == 1:
+            return cls(None, [len(ids)])
+        owner = shard_of(ids, shards)
+        order = np.argsort(owner, kind="stable")
+        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
+
+    def parts(self, values: Tensor) -> Sequence[Tensor]:
+        ordered = values if self.order is None else values.index_select(0, self.order)
+        return torch.split(ordered, self.sizes)
+
+
+def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
+    """Evenly, whatever the ids are."""
+    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
+    return (high * np.uint64(shards) >> _HALF).view(np.int64)
+
+
+class RemoteTables:
+    """All tables of a model; `links` are those of the servers, while there are any."""
+
+    def __init__(self, specs: Sequence[RowSpec]) -> None:
+        self.specs = list(specs)
+        self.links: Sequence[Link] = ()
+        self._staged: dict[int, Staged] = {}
+        self._loaded: dict[int, Mapping[str, Tensor]] = {}
+
+    def store(self, at: int) -> RemoteRows:
+        return RemoteRows(self, at)
+
+    def pull(self, at: int, ids: Tensor) -> Tensor:
+        if not self.links:
+            raise PeerError("this member is not connected to the servers")
+        width = self.specs[at].width
+        rows = torch.empty(len(ids), width)
+        step = max(1, PIECE // (4 * width))
+        for start in range(0, len(ids), step):
+            self._pull(at, ids[start : start + step], rows[start : start + step])
+        return rows
+
+    def stage(self, at: int, gradients: Staged) -> None:
+        self._staged[at] = gradients
+
+    def send(self, seq: int) -> None:
+        """What is staged goes ahead of push `seq`."""
+        staged, self._staged = self._staged, {}
+        for at, gradients in staged.items():
+            sharing = Sharing.of(gradients.ids, len(self.links))
+            counts = gradients.counts if self.specs[at].admit > 1 else None
+            columns = [
+                sharing.parts(column)
+                for column in (gradients.ids, gradients.sums, counts)
+                if column is not None
+            ]
+            for link, *parts in zip(self.links, *columns, strict=True):
+                if len(parts[0]):
+                    self._send(link, seq, at, parts)
+
+    def drop(self) -> None:
+        self._staged.clear()
+
+    def load(self, at: int, state: Mapping[str, Tensor]) -> None:
+        """Kept until somebody uploads it."""
+        self._loaded[at] = state
+
+    def upload(self) -> None:
+        """To servers whose tables are empty: after an upload of the rest."""
+        loaded, self._loaded = self._loaded, {}
+        for at, state in loaded.items():
+            for shard, link in enumerate(self.links):
+                part = _part(state, shard, len(self.links))
+                what = f"the rows of table {self.specs[at].name!r} being taken"
+                head = {"table": at, "outline": outline(part)}
+                link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
+
+    def state(self, at: int) -> State:
+        """All shards' rows, while nobody pushes."""
+        what = f"the rows of table {self.specs[at].name!r}"
+        for link in self.links:
+            link.send(Kind.ROW_STATE, {"table": at}, what=what)
+        parts = [self._take_state(link, what) for link in self.links]
+        first = parts[0]
+        return {
+            name: value if name == "facts" else torch.cat([part[name] for part in parts])
+            for name, value in first.items()
+        }
+
+    def _pull(self, at: int, ids: Tensor, rows: Tensor) -> None:
+        sharing = Sharing.of(ids, len(self.links))
+        what = f"rows of table {self.specs[at].name!r}"
+        asked = [
+            (link, len(part))
+            for link, part in zip(self.links, sharing.parts(ids), strict=True)
+            if len(part) and self._ask(link, at, part, what)
+        ]
+        into = rows if sharing.order is None else torch.empty_like(rows)
+        start = 0
+        for link, count in asked:
+            link.answer(what)
+            link.take([into[start : start + count]], what)
+            link.pulled += into[start : start + count].nbytes
+            start += count
+        if sharing.order is not None:
+            rows.index_copy_(0, sharing.order, into)
+
+    def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> bool:
+        link.send(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what=what)
+        return True
+
+    def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
+        step = max(1, PIECE // (4 * self.specs[at].width))
+        for start in range(0, len(parts[0]), step):
+            ids, sums, *counts = (part[start : start + step] for part in parts)
+            head = pack_rows(RowHead(at, len(ids), bool(counts)))
+            body = [ids, sums, *(count.int() for count in counts)]
+            link.send(Kind.ROW_GRADIENTS, head, body, seq=seq, what="gradients of rows")
+            link.pushed += sum(part.nbytes for part in body)
+
+    def _take_state(self, link: Link, what: str) -> State:
+        lines = link.answer(what).fields().get("outline")
+        frame = link.answer(what)
+        try:
+            part = blank_state(lines, frame.size)
+        except PeerError as error:
+            raise LostShard(f"{link} makes no sense: {error}", link.address.index) from None
+        link.take(list(part.values()), what)
+        return part
+
+
+class RemoteRows:
+    """One table's `RowStore`."""
+
+    remote = True
+
+    def __init__(self, tables: RemoteTables, at: int) -> None:
+        self._tables, self._at = tables, at
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return self._tables.pull(self._at, ids)
+
+    def push(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None = None,
+        *,
+        factor: float = 1.0,  # noqa: ARG002 (the servers know the schedule)
+        version: int | None = None,  # noqa: ARG002 (and count versions)
+    ) -> None:
+        self._tables.stage(self._at, Staged(ids, gradients, counts))
+
+    def state(self) -> State:
+        return self._tables.state(self._at)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._tables.load(self._at, state)
+
+
+def _part(state: Mapping[str, Tensor], shard: int, shards: int) -> State:
+    """A shard's rows; those that wait belong to shards of their own."""
+    if shards == 1:
+        return {name: value.contiguous() for name, value in state.items()}
+    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
+    waiting = mine
+    if "waiting_ids" in state:
+        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
+    return {
+        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
+        for name, value in state.items()
+    }

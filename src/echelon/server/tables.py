@@ -1,0 +1,127 @@
+"""A shard's part of all tables: rows by id, and what trainers have staged for them.
+
+Staged gradients are part of a push: they are applied with it, by the same entry, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from echelon.comm.servers.row_messages import MOST_TABLES, RowHead
+from echelon.core.errors import PeerError
+from echelon.core.rows import RowSpec
+from echelon.optim.rows import RowGradients, Rows, merged
+from echelon.server.entry import Entry, Staged
+
+_Parts = dict[int, list[RowGradients]]
+
+
+class Tables:
+    """Of one shard. `apply` is called in the gate's order; pulls come from any thread."""
+
+    def __init__(self, specs: Any) -> None:
+        if not isinstance(specs, list) or len(specs) > MOST_TABLES:
+            raise PeerError(f"a set-up may have a list of up to {MOST_TABLES} tables")
+        try:
+            self._specs = [RowSpec.model_validate(spec) for spec in specs]
+        except ValidationError as error:
+            raise PeerError(f"a table makes no sense: {error.errors()[0]['msg']}") from None
+        self._staged: dict[int, tuple[int, _Parts]] = {}
+        self._summed: dict[int, RowGradients] = {}
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows = [Rows(spec) for spec in self._specs]
+        self._staged.clear()
+
+    def pull(self, table: int, ids: Tensor) -> Tensor:
+        return self._at(table).pull(ids)
+
+    def blank(self, head: RowHead, size: int) -> list[Tensor]:
+        """Room for a message of gradients: ids, sums and perhaps counts."""
+        width = self._at(head.table).spec.width
+        each = 8 + 4 * width + (4 if head.counted else 0)
+        if not head.size or size != head.size * each:
+            raise PeerError(f"gradients of {head.size} rows in {size:,} bytes")
+        body = [torch.empty(head.size, dtype=torch.int64), torch.empty(head.size, width)]
+        return [*body, torch.empty(head.size, dtype=torch.int32)] if head.counted else body
+
+    def stage(self, member: int, seq: int, table: int, body: Sequence[Tensor]) -> None:
+        """A message of `blank`'s form is here; those of one push add up."""
+        ids, sums = body[:2]
+        if not bool((ids[1:] > ids[:-1]).all()):
+            raise PeerError("gradients of rows whose ids are not in order")
+        counts = body[2].long() if len(body) == 3 else torch.ones_like(ids)
+        held = self._staged.get(member)
+        if held is None or held[0] != seq:
+            held = self._staged[member] = seq, {}
+        held[1].setdefault(table, []).append(RowGradients(ids, sums, counts))
+
+    def reduce(self, pushes: Sequence[Staged]) -> float:
+        """Add up what these pushes brought; returns the square of the sums' norm."""
+        self._sum_up(pushes)
+        return sum(float(found.sums.double().square().sum()) for found in self._summed.values())
+
+    def _sum_up(self, pushes: Sequence[Staged]) -> None:
+        parts: _Parts = {}
+        for push in pushes:
+            seq, held = self._staged.get(push.member, (push.seq, {}))
+            if seq == push.seq:
+                for table, found in held.items():
+                    parts.setdefault(table, []).extend(found)
+        self._summed = {table: merged(found) for table, found in parts.items()}
+
+    def apply(self, entry: Entry, scale: float) -> None:
+        """Every table comes to the entry's version, whether it has rows in it or not."""
+        if not self._specs:
+            return
+        if not entry.measured:
+            self._sum_up(entry.pushes)
+        for at, rows in enumerate(self._rows):
+            ids, sums, counts = self._summed.get(at) or _nothing(rows.spec.width)
+            sums.mul_(scale)
+            if entry.limit is not None:
+                sums.clamp_(-entry.limit, entry.limit)
+            rows.push(ids, sums, counts, factor=entry.factor, version=entry.version)
+        self._summed = {}
+        for push in entry.pushes:
+            self.forget(push.member, push.seq)
+
+    def forget(self, member: int, seq: int | None = None) -> None:
+        held = self._staged.get(member)
+        if held is not None and (seq is None or held[0] <= seq):
+            del self._staged[member]
+
+    def state(self, table: int) -> dict[str, Tensor]:
+        return {name: value.contiguous() for name, value in self._at(table).state().items()}
+
+    def load(self, table: int, state: Mapping[str, Tensor]) -> None:
+        self._at(table).load(state)
+
+    def figures(self) -> dict[str, float]:
+        found = {f"rows_{rows.spec.name}": float(len(rows)) for rows in self._rows}
+        waiting = {
+            f"waiting_{rows.spec.name}": float(rows.waiting)
+            for rows in self._rows
+            if rows.spec.admit > 1
+        }
+        return found | waiting
+
+    def _at(self, table: int) -> Rows:
+        if not 0 <= table < len(self._rows):
+            raise PeerError(f"asks for table {table} of {len(self._rows)}")
+        return self._rows[table]
+
+
+def _nothing(width: int) -> RowGradients:
+    none = torch.empty(0, dtype=torch.int64)
+    return RowGradients(none, torch.empty(0, width), none)
