@@ -190,7 +190,6 @@ class Fleet:
                 shards=self.addresses,
                 key=self._key,
                 deadline=self._job.sync.deadline,
-                replicas=self._job.parameter_server.replicas,
                 twin=seat.twin,
             ),
         )
