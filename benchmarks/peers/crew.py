@@ -31,11 +31,16 @@ class SideFailed(Exception):
     """Says how, and what the side printed."""
 
 
-def play(side: str, task: Sequence[str], deadline: float) -> tuple[float, float]:
-    """One round: steps per second of rank 0, and the loss afterwards. `task` is for the seats."""
+def play(
+    side: str, task: Sequence[str], deadline: float, seat: str = "peers.seat"
+) -> tuple[float, float]:
+    """One round: steps per second, and the loss afterwards. `task` is for the seats, the modules
+    that the processes run; they are given the side's name first."""
+    command = [sys.executable, "-m", seat, side, *task]
+    alone = seat != "peers.seat" or side in STARTS_ITSELF
     with tempfile.TemporaryDirectory() as folder:
         printed, result = Path(folder) / "printed", Path(folder) / "result"
-        with printed.open("wb") as keep, screen(keep), _seats(side, task, result) as processes:
+        with printed.open("wb") as keep, screen(keep), _seats(command, alone, result) as processes:
             wrong = _wait(processes, deadline)
         if wrong is None and not result.is_file():
             wrong = "gave no result"
@@ -46,11 +51,12 @@ def play(side: str, task: Sequence[str], deadline: float) -> tuple[float, float]
 
 
 @contextmanager
-def _seats(side: str, task: Sequence[str], result: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "peers.seat", side, *task]
+def _seats(
+    command: list[str], alone: bool, result: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     first = [*command, "--result", str(result)]
     with ExitStack() as stack:
-        if side in STARTS_ITSELF:
+        if alone:
             yield [stack.enter_context(_process(first, {}))]
             return
         # Served from here, as torchrun's agent does: no port has to be guessed.
