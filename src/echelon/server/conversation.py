@@ -11,6 +11,7 @@ from echelon.comm.channel import Connection, Frame
 from echelon.comm.servers import documents
 from echelon.comm.servers.messages import Kind, unpack_chunk, unpack_push
 from echelon.comm.servers.part import Part, blank
+from echelon.comm.servers.row_messages import blank_state, outline, unpack_rows
 from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease
 from echelon.server.seats import PinnedSeat, Seat, WireSeat
@@ -35,6 +36,7 @@ class Conversation:
         handlers: Mapping[int, Callable[[Frame], None]] = {
             Kind.PUSH: self._push,
             Kind.GRADIENTS: self._gradients,
+            Kind.ROW_GRADIENTS: self._row_gradients,
             Kind.PULL: self._pull,
         }
         questions: Mapping[int, Callable[[Frame], None]] = {
@@ -45,9 +47,12 @@ class Conversation:
             Kind.CUT: self._cut,
             Kind.ENTER: self._enter,
             Kind.CALL: self._call,
+            Kind.ROWS: self._rows,
+            Kind.ROW_STATE: self._row_state,
+            Kind.ROW_LOAD: self._row_load,
         }
         try:
-            while (frame := self._connection.receive()) is not None:
+            while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
                 if frame.kind in handlers:
                     handlers[frame.kind](frame)
                 elif frame.kind in questions:
@@ -173,6 +178,35 @@ class Conversation:
                 raise PeerError(f"asks for {question.get('name')!r}, which is not known")
         return {}
 
+    # Rows of tables.
+
+    def _rows(self, frame: Frame) -> None:
+        head = unpack_rows(frame.head)
+        if frame.size != 8 * head.size:
+            raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
+        ids = torch.empty(head.size, dtype=torch.int64)
+        self._connection.take([ids])
+        self._connection.send(Kind.ANSWER, {}, [self._shard.tables.pull(head.table, ids)])
+
+    def _row_state(self, frame: Frame) -> None:
+        with self._shard.order.quiet():
+            state = self._shard.tables.state(_table(frame))
+            self._answer({"outline": outline(state)})
+            self._connection.send(Kind.ANSWER, {}, list(state.values()))
+
+    def _row_load(self, frame: Frame) -> None:
+        state = blank_state(frame.fields().get("outline"), frame.size)
+        self._connection.take(list(state.values()))
+        with self._shard.order.quiet():
+            self._shard.tables.load(_table(frame), state)
+        self._answer()
+
+    def _row_gradients(self, frame: Frame) -> None:
+        head = unpack_rows(frame.head)
+        body = self._shard.tables.blank(head, frame.size)
+        self._connection.take(body)
+        self._shard.tables.stage(self.member, frame.seq, head.table, body)
+
     # Updates.
 
     def _gradients(self, frame: Frame) -> None:
@@ -204,3 +238,10 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise PeerError(f"{text[:40]!r} is not a number") from None
+
+
+def _table(frame: Frame) -> int:
+    found = frame.fields().get("table")
+    if type(found) is not int:
+        raise PeerError(f"asks for table {found!r}")
+    return found

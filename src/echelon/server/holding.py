@@ -16,6 +16,7 @@ from echelon.comm.servers.room import Room
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import PeerError
 from echelon.server.flats import Flats
+from echelon.server.tables import Tables
 
 Lender = Callable[[int], Segment | None]
 """Memory of so many bytes for all shards' weights; None: there is none to be had."""
@@ -43,6 +44,7 @@ class Holding:
             weights = self.partition.cut(shard, room.flats)
         section = OptimizerSection.model_validate(optimizer)
         self.flats = Flats(self.partition, shard, section, weights)
+        self.tables = Tables(self.rules.get("tables", []))
 
     @property
     def weights(self) -> Sequence[Tensor]:

@@ -18,6 +18,7 @@ from echelon.server.flats import Stale
 from echelon.server.holding import Holding, Lender, digest_of
 from echelon.server.order import Order
 from echelon.server.seats import Seat
+from echelon.server.tables import Tables
 
 Measure = Callable[[Entry, float], float]
 """The square of this shard's part of a sum → the scale of the whole."""
@@ -49,6 +50,10 @@ class Shard:
             raise PeerError("this shard is not set up")
         return self._holding
 
+    @property
+    def tables(self) -> Tables:
+        return self.holding.tables
+
     def set_up(self, document: Any, lender: Lender) -> bool:
         """Whether this was the first time; the others have to say the same."""
         with self._changing:
@@ -64,6 +69,7 @@ class Shard:
         with self.order.emptied():
             self.incarnation = 0
             self.holding.flats.load(part)
+            self.tables.clear()
             self._staged.clear()
             self.incarnation, self.version, self.number = incarnation, version, 0
 
@@ -90,7 +96,8 @@ class Shard:
 
     def figures(self) -> dict[str, float]:
         found = {"apply_seconds": self.seconds, "rounds": self.rounds, "waited": self.waited}
-        return {key: float(value) for key, value in found.items()}
+        rows = {} if self._holding is None else self.tables.figures()
+        return {key: float(value) for key, value in found.items()} | rows
 
     def _carry_out(self, entry: Entry) -> None:
         here = self._seats
@@ -108,6 +115,7 @@ class Shard:
         self.version, self.number = entry.version, entry.number
         for member in entry.forget:
             self._staged.pop(member, None)
+            self.tables.forget(member)
         for give, seat in seats:
             kind = Kind.GIVEN if give.outcome is None else Kind.OUTCOME
             head = b"" if give.outcome is None else give.outcome.pack()
@@ -120,7 +128,8 @@ class Shard:
         scale = entry.scale
         if entry.measured:
             assert self.measure is not None
-            scale = self.measure(entry, self.holding.flats.reduce(pushes))
+            square = self.holding.flats.reduce(pushes) + self.tables.reduce(entry.pushes)
+            scale = self.measure(entry, square)
             pushes = pushes[:1]
         chunks = self.holding.flats.apply(
             pushes,
@@ -133,6 +142,7 @@ class Shard:
         for done in chunks:
             for seat in receivers:
                 seat.done(done)
+        self.tables.apply(entry, scale)
         self.seconds += time.perf_counter() - begin
         self.rounds += 1
         for push in entry.pushes:

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     """trainer → shard: the tensors of an upload; answered"""
     CUT = 41
     """trainer → shard: its part of a cut, please; answered twice, with bodies"""
+    BYE = 42
+    """trainer → shard, shard → gate: nothing follows"""
     ANSWER = 48
     REFUSED = 49
     WEIGHTS = 50
@@ -73,6 +75,10 @@ class Kind(IntEnum):
     """trainer → shard: rows of sparse tables are asked for; answered, with a body"""
     ROW_GRADIENTS = 81
     """trainer → shard: gradients of rows, part of the push that follows"""
+    ROW_STATE = 82
+    """trainer → shard: all rows of a table, please; answered twice, with a body"""
+    ROW_LOAD = 83
+    """trainer → shard: all rows of a table; answered"""
 
 
 class Chunk(NamedTuple):

@@ -21,6 +21,7 @@ from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.link import Link, Terms
 from echelon.comm.servers.messages import MOST_MISSING, Kind, PushHead
 from echelon.comm.servers.outcome import Outcome
+from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.set_up import Plan, Rooms, introduce, open_link
 from echelon.comm.servers.tally import Tally
 from echelon.core.errors import TrainingError
@@ -48,12 +49,15 @@ class Servers:
         assert shards, "a parameter server of no shards"
         self._shards = sorted(shards, key=lambda shard: shard.index)
         self._terms = Terms(key, member, plane, deadline, halted)
+        self._terms.look = self._check
         self._links: list[Link] = []
         self._rooms: Rooms | None = None
         self._tally = Tally()
         self._seq = time.time_ns()  # larger than any of a process that had this number before
         self._generation = 0
         self.weights, self.slots = [], []
+        self.tables = RemoteTables([])
+        """Tables of rows, if the model has any: what is staged there is part of the next push."""
 
     def set_up(self, layout: Layout, rules: Mapping[str, Any]) -> bool:
         """Whether the shards are empty, so that somebody has to `upload`. May be called again."""
@@ -68,6 +72,7 @@ class Servers:
         for link in self._links:
             self._rooms.show(link, self._plan.partition)
         self.weights, self.slots = self._rooms.weights.views, self._rooms.gradients.views
+        self.tables.links = self._links
         lives = {answer.incarnation for answer in answers}
         return len(lives) > 1 or lives == {0}
 
@@ -75,6 +80,7 @@ class Servers:
         """What a strategy saves, divided over the shards; whatever they had is gone."""
         incarnation = secrets.randbits(62) + 1
         hand_out(self._links, self._plan.partition, state, incarnation)
+        self.tables.upload()
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
         """Take part in a generation; pushes of older ones are void from here on."""
@@ -109,6 +115,7 @@ class Servers:
         head = PushHead(
             self._generation, lease, based_on, tuple(row), finite, square, tuple(missing)
         )
+        self.tables.send(self._seq)
         for link in reversed(self._links):  # the gate last: it waits for word of the others
             link.push(self._seq, head)
 
@@ -176,6 +183,10 @@ class Servers:
             for link in self._links[1:]:
                 link.given(self._seq)
         return outcome
+
+    def _check(self, what: str) -> None:
+        for link in self._links:
+            link.check(what)
 
     def _close_links(self) -> None:
         links, self._links = self._links, []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from echelon.comm.servers.directory import Directory
 from echelon.comm.servers.layout import Layout
+from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
 from echelon.core.errors import ConfigError, PeerError
 from echelon.core.protocols import Comm
@@ -25,6 +26,7 @@ from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.parameter_server.pushes import Pushes
 from echelon.strategy.parameter_server.rules import rules
 from echelon.strategy.replica import load_weights, trainable
+from echelon.strategy.tables import RowUpdates, remote_state
 
 
 class Reaching(Protocol):
@@ -141,6 +143,18 @@ class Connected(AllReduce):
                 )
         make_alike(self.model, self._peers, self._parallel.sync.skip_init)
 
+    def _open_rows(self) -> RowUpdates:
+        """Tables are the servers' from the start: their rows are made there."""
+        rows = RowUpdates(self.model)
+        section = self._numerics.optimizer if self._task.optimizer is None else None
+        self._tables = RemoteTables([table.spec(section) for table in rows.tables])
+        for at, table in enumerate(rows.tables):
+            table.store = self._tables.store(at)
+        return rows
+
+    def _weights(self) -> dict[str, Tensor]:
+        return super()._weights() | remote_state(self.model)
+
     def _prepare_step(self) -> None:
         """It is the servers that make steps."""
         flags = penalised(self._numerics.optimizer, self._parameters)
@@ -165,8 +179,10 @@ class Connected(AllReduce):
                 deadline=found.deadline,
                 halted=found.halted,
             )
+            self._servers.tables = self._tables
             self._member = found.member
-        empty = self._servers.set_up(self._layout, rules(self._numerics, self._parallel))
+        told = rules(self._numerics, self._parallel, self._tables.specs)
+        empty = self._servers.set_up(self._layout, told)
         self._sum = Pushes(self._servers)
         empty_shards, made = self._peers.sum([float(empty), float(self.version)])
         self.lacks_state = empty_shards > 0

@@ -54,12 +54,14 @@ class Pushes:
             self._norms.append(gradients.global_norm(list(given.values())))
         self._put.update(given)
 
-    def filled(self) -> Filled:
-        """No gradient counts as one of zeros."""
+    def filled(self, others: Sequence[Tensor] = ()) -> Filled:
+        """No gradient counts as one of zeros. `others` go with them, but have no slot."""
+        self._norms += [gradients.global_norm([other]) for other in others]
         missing = [at for at in range(len(self._slots)) if at not in self._put]
         for at in missing:
             self._slots[at].zero_()
         square = sum(float(norm) ** 2 for norm in self._norms)
         # A norm may be too large a number where no gradient is.
-        finite = math.isfinite(square) or all(bool(s.isfinite().all()) for s in self._slots)
+        whole = (*self._slots, *others)
+        finite = math.isfinite(square) or all(bool(s.isfinite().all()) for s in whole)
         return Filled(self._begun, finite, square, missing)

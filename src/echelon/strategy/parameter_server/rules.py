@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from echelon.core.rows import RowSpec
 from echelon.core.types import Numerics, Parallel
 
 
-def rules(numerics: Numerics, parallel: Parallel) -> dict[str, Any]:
+def rules(
+    numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()
+) -> dict[str, Any]:
     section = parallel.servers
     return {
         "optimizer": numerics.optimizer.model_dump(mode="json"),
         "clip": numerics.clip.model_dump(mode="json"),
         "batch": numerics.batch,
+        "tables": [table.model_dump(mode="json") for table in tables],
         "staleness": section.staleness,
         "quorum": section.quorum or ("all" if section.together else 1),
         "together": section.together,

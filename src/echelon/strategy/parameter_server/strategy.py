@@ -36,7 +36,8 @@ class ParameterServer(Connected):
         self._comm.pulse(self.version + 1, "updating")
         self._hand_over()
         self._pace.end(self._weight)
-        filled = self._filled = self._sum.filled()
+        filled = self._filled = self._sum.filled(self._rows.gradients())
+        self._rows.push(1.0, self.version + 1)
         if self._inspector is not None and self._inspector.due(self.version + 1):
             self._inspect(self._inspector)
         self._here.push(
