@@ -69,6 +69,13 @@ class Desk:
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
         self._do(lambda: self.gate.enter(time.monotonic(), generation, members))
+        with self._changed:
+            gone = self._asking.keys() - set(members)
+            if gone:
+                number, version = self._log.number + 1, self.gate.version
+                self._add(Entry(number, version, forget=tuple(sorted(gone))))
+                self._asking = {m: seq for m, seq in self._asking.items() if m not in gone}
+        self._shard.order.work()
 
     def push(self, member: int, seq: int, head: PushHead) -> None:
         with self._changed:
@@ -91,8 +98,7 @@ class Desk:
 
     def leave_out(self, member: int, lease: Lease) -> None:
         with self._changed:
-            push = Push(0, PushHead(self.gate.generation, lease, self.gate.version, ()))
-            self.gate.leave_out(member, push)
+            self.gate.leave_out(member, lease)
 
     def records(self, recorded: int) -> list[Record]:
         with self._changed:

@@ -16,7 +16,7 @@ class PeerTalk:
 
     def run(self) -> None:
         try:
-            while (frame := self._connection.receive()) is not None:
+            while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
                 self._hear(frame)
         finally:
             if self._index >= 0:

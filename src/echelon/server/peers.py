@@ -118,7 +118,9 @@ def borrow(settings: ServerSettings, size: int) -> Segment | None:
         frame = connection.receive(settings.deadline)
         if frame is None or not frame.fields().get("shared"):
             return None
-        return connection.receive_segment(size)
+        segment = connection.receive_segment(size)
+        connection.send(Kind.BYE)
+        return segment
     finally:
         connection.close()
 

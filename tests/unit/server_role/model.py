@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -95,8 +96,8 @@ class Job:
             self.version = outcome.version
         return outcome
 
-    def weights(self) -> list[list[float]]:
-        return [w.flatten().tolist() for w in self.servers.weights]
+    def weights(self) -> str:
+        return text_of(self.servers.weights)
 
 
 class Alone:
@@ -122,13 +123,19 @@ class Alone:
             torch.nn.utils.clip_grad_norm_(self.model, clip)
         self._stepper.step(1.0)
 
-    def weights(self) -> list[list[float]]:
-        return [p.detach().flatten().tolist() for p in self.model]
+    def weights(self) -> str:
+        return text_of([parameter.detach() for parameter in self.model])
 
 
-def close(found: Any, expected: list[list[float]], tolerance: float = 1e-5) -> bool:
-    pairs = zip(found, expected, strict=True)
-    return all(
-        torch.allclose(torch.tensor(a), torch.tensor(b), rtol=tolerance, atol=tolerance)
-        for a, b in pairs
+def text_of(tensors: Sequence[Tensor]) -> str:
+    """All values' bits."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    return base64.b64encode(flat.numpy().tobytes()).decode()
+
+
+def close(found: str, expected: str, tolerance: float = 1e-5) -> bool:
+    mine, theirs = (
+        torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
+        for text in (found, expected)
     )
+    return torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance)

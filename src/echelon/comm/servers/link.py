@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ LOOK = 0.3
 
 
 _LARGEST = 1 << 48
+_UPDATES = (Kind.WEIGHTS, Kind.GIVEN, Kind.OUTCOME)
 _SOCKETS = Path("/proc/net/unix")
 
 
@@ -35,6 +38,8 @@ class Terms:
         self.key, self.member, self.plane = key, member, plane
         self.deadline, self.halted = deadline, halted
         self.waited = 0.0
+        self.look: Callable[[str], None] = lambda _: None
+        """Raises if anybody else is lost without whom there is nothing to wait for."""
 
 
 class Link:
@@ -50,7 +55,7 @@ class Link:
         """Bytes."""
 
     def __str__(self) -> str:
-        return f"shard {self.address.index} ({self._connection.peer})"
+        return f"{self._connection.peer} (pid {self._connection.card.pid})"
 
     # Questions: one answer each.
 
@@ -78,7 +83,8 @@ class Link:
         return found
 
     def answer(self, what: str) -> Frame:
-        frame = self.receive(what)
+        while (frame := self.receive(what)).kind in _UPDATES:
+            continue  # the outcome of a push that was given up
         if frame.kind == Kind.REFUSED:
             raise TrainingError(f"{self} refused {what}: {frame.fields().get('reason', '')}")
         return self._expect(frame, Kind.ANSWER, what)
@@ -114,7 +120,17 @@ class Link:
         finally:
             self._terms.waited += time.monotonic() - start
 
+    def check(self, what: str) -> None:
+        """Raise if the shard has hung up, or ended."""
+        ends = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+        poll = select.poll()
+        poll.register(self._connection.fileno(), ends)
+        if poll.poll(0):
+            found = PeerError(f"{self._connection.peer} closed the connection or ended")
+            raise self._lost(found, f"{what} was awaited")
+
     def _look(self, waited: float, what: str) -> None:
+        self._terms.look(what)
         if (why := self._terms.halted()) is not None:
             raise Halted(f"{why}; {what} of {self} was awaited")
         if waited > self._terms.deadline:
@@ -124,7 +140,8 @@ class Link:
     def _lost(self, error: PeerError, what: str) -> PeerError:
         if isinstance(error, Halted | LostShard):
             return error
-        return LostShard(f"shard {self.address.index} is lost: {error}; {what}", self.address.index)
+        shard, pid = self.address.index, self._connection.card.pid
+        return LostShard(f"shard {shard} (pid {pid}) is lost: {error}; {what}", shard)
 
     def _expect(self, frame: Frame, kind: Kind, what: str) -> Frame:
         if frame.kind != kind:
@@ -175,7 +192,12 @@ class Link:
         return None
 
     def close(self) -> None:
+        self._part()
         self._connection.close()
+
+    def _part(self) -> None:
+        with suppress(PeerError):  # it is lost already
+            self._connection.send(Kind.BYE)
 
 
 class Halted(PeerError):

@@ -33,6 +33,10 @@ class Sender:
             raise self._error
         return done
 
+    @property
+    def busy(self) -> bool:
+        return self._open > 0
+
     def close(self) -> None:
         """Whoever closes has closed the connection before, so no job lasts."""
         self._jobs.put(None)

@@ -95,6 +95,10 @@ class TcpLink(Link):
                     self.take(self._weights, what)
                 return frame
 
+    def _part(self) -> None:
+        if self._sender is None or not self._sender.busy:
+            super()._part()
+
     def close(self) -> None:
         super().close()
         if self._sender is not None:
