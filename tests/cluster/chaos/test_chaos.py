@@ -13,23 +13,47 @@ from tests.e2e.command import echelon, start
 pytestmark = pytest.mark.usefixtures("forked_commands")
 
 DEADLINE = 280.0
-# Smooth, so that rounding is not amplified, and long enough for a newcomer to be in time.
+# Smooth, so that rounding is not amplified; and no faster on a better machine, so that faults are
+# noticed and newcomers are there before the end.
+TASK = """
+import time
+import torch
+from echelon import Task, cross_entropy
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+
+def forward(model, batch):
+    if model.training:
+        time.sleep(0.003)
+    return model(batch["x"])
+
+def task():
+    x = torch.randn(700, 8, generator=torch.Generator().manual_seed(0))
+    y = x[:, :3].argmax(1)
+    return Task(
+        model=model, loss=cross_entropy, forward=forward,
+        train={"x": x[:600], "y": y[:600]}, valid={"x": x[600:], "y": y[600:]},
+    )
+"""
 JOB = """
-name: digits
-data: {name: digits}
-model: {name: mlp, hidden: [64], activation: tanh}
-optimizer: {name: sgd, lr: 0.05}
-batch_size: 64
+name: mine
+task: mine.py:task
+optimizer: {name: momentum, lr: 0.05}
+batch_size: 30
+epochs: 100
 threads: 1
 track: {report: false}
 """
+STEPS = 100 * 20
 
 
-def chaos(folder: Path, *arguments: str, epochs: int) -> dict[str, Any]:
+def chaos(folder: Path, *arguments: str) -> dict[str, Any]:
     """The command's report; it has to succeed."""
-    (folder / "job.yaml").write_text(JOB)
-    words = ("chaos", "job.yaml", f"epochs={epochs}", "--workers", "3", *arguments, "--json")
-    with start(*words, folder=folder) as command:
+    write(folder)
+    with start(
+        "chaos", "job.yaml", "--workers", "3", *arguments, "--json", folder=folder
+    ) as command:
         output, errors = command.communicate(timeout=DEADLINE)
     assert output, errors
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -37,43 +61,58 @@ def chaos(folder: Path, *arguments: str, epochs: int) -> dict[str, Any]:
     return found
 
 
+def write(folder: Path) -> None:
+    (folder / "mine.py").write_text(TASK)
+    (folder / "job.yaml").write_text(JOB)
+
+
+def verified(folder: Path, run: str) -> None:
+    shown = echelon("runs", "ledger", run, "--verify", folder=folder)
+    assert shown.returncode == 0, shown.stdout
+
+
 @pytest.mark.timeout(300)
 def test_random_faults_cost_neither_a_sample_nor_the_result(tmp_path: Path) -> None:
-    found = chaos(tmp_path, "--random", "10", "--seed", "7", epochs=160)
+    found = chaos(tmp_path, "--random", "10", "--seed", "7")
     (trial,) = found["trials"]
     assert (found["ok"], found["finished"], found["exactly_once"]) == (True, 1, 1)
     assert len(trial["faults"]) == 10
-    assert found["faults"] >= 5, "most of them happened"
+    assert found["faults"] >= 6, "most of them happened"
     assert trial["left_behind"] == []
-    assert trial["steps"] == found["reference"]["steps"] == 160 * 23
+    assert trial["steps"] == found["reference"]["steps"] == STEPS
     assert trial["unlike"] is None
     assert trial["weight_difference"] <= 1e-4
-    assert trial["metrics"] == pytest.approx(found["reference"]["metrics"], abs=1e-3)
+    assert trial["metrics"] == pytest.approx(found["reference"]["metrics"], abs=1e-4)
+    verified(tmp_path, trial["run"])
 
 
 @pytest.mark.timeout(300)
 def test_every_kind_of_fault_is_seen_and_survived(tmp_path: Path) -> None:
     plan = (
-        "tear checkpoint@step=100; fill disk@step=150 for 0.5s; kill trainer:1@step=400; "
-        "kill coordinator@step=500; join 1@step=500; slow trainer:2@step=600 by 3x for 1s; "
-        "freeze trainer:2@step=1200 for 3s; partition leader@step=2000 for 3s; "
-        "kill trainer:9@step=100; kill trainer:1@step=3000"
+        "tear checkpoint@step=60; fill disk@step=100 for 2s; kill trainer:1@step=700; "
+        "kill coordinator@step=800; join 1@step=800; slow trainer:2@step=900 by 3x for 1s; "
+        "freeze trainer:2@step=1100 for 8s; partition leader@step=1100+0.5s for 8s; "
+        "kill trainer:9@step=100; kill trainer:1@step=1500"
     )
-    found = chaos(tmp_path, "--plan", plan, "--no-reference", epochs=250)
+    found = chaos(tmp_path, "--plan", plan, "--no-reference")
     (trial,) = found["trials"]
-    faults = {fault["fault"].partition("@")[0]: fault for fault in trial["faults"]}
-    assert "torn" in faults["tear checkpoint"]["note"]
-    assert faults["kill trainer:9"]["skipped"].startswith("there is no member 9 (there are ")
-    by_step = {fault["fault"]: fault for fault in trial["faults"]}
-    assert by_step["kill trainer:1@step=3000"]["skipped"].startswith("member 1 is lost already")
-    assert by_step["kill trainer:1@step=400"]["detected_s"] < 30
-    assert by_step["kill trainer:1@step=400"]["recovered_s"] < 60
-    assert faults["kill coordinator"]["recovered_s"] < 60
-    assert faults["freeze trainer:2"]["detected_s"] is not None
-    assert faults["partition leader"]["detected_s"] is not None
+    faults = {fault["fault"].partition(" for")[0]: fault for fault in trial["faults"]}
+    assert "torn" in faults["tear checkpoint@step=60"]["note"]
+    skipped = faults["kill trainer:9@step=100"]["skipped"]
+    assert skipped.startswith("there is no member 9 (there are ")
+    skipped = faults["kill trainer:1@step=1500"]["skipped"]
+    assert skipped.startswith("member 1 is lost already")
+    for fault in (
+        "fill disk@step=100",
+        "kill trainer:1@step=700",
+        "kill coordinator@step=800",
+        "freeze trainer:2@step=1100",
+        "partition leader@step=1100+0.5s",
+    ):
+        assert faults[fault]["detected_s"] is not None, faults[fault]
+        assert faults[fault]["recovered_s"] is not None, faults[fault]
     assert found["exactly_once"] == 1
-    shown = echelon("runs", "ledger", trial["run"], "--verify", folder=tmp_path)
-    assert shown.returncode == 0, shown.stdout
+    verified(tmp_path, trial["run"])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +130,7 @@ def test_every_kind_of_fault_is_seen_and_survived(tmp_path: Path) -> None:
 def test_what_cannot_be_tried_is_refused_in_one_line(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
+    write(tmp_path)
     done = echelon("chaos", "job.yaml", *arguments, folder=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
