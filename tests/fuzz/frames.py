@@ -142,6 +142,7 @@ class _Server:
             except PeerError:
                 served += 1
             except Wrong as error:
+                print(f"{error} (sealed: {connection.sealed})", file=sys.stderr, flush=True)
                 self._counts["hangs" if "hang" in str(error) else "wrong"] += 1
             finally:
                 connection.close()

@@ -138,20 +138,29 @@ def drop(frames: list[Sent], peer: Peer, rng: random.Random) -> bytes:
 
 
 def insert(frames: list[Sent], peer: Peer, rng: random.Random) -> bytes:
-    last = frames[-1]
-    at = rng.randrange(len(last.wire) - last.body)
-    extra = rng.randbytes(rng.choice((1, 3, HEADER)))
-    wires = [frame.wire for frame in frames[:-1]]
-    return b"".join([*wires, last.wire[:at], extra, last.wire[at:], peer.frame().wire])
+    def longer(wire: bytes, guarded: int) -> bytes:
+        at = rng.randrange(guarded)
+        return wire[:at] + rng.randbytes(rng.choice((1, 3, HEADER))) + wire[at:]
+
+    return _but_last(frames, longer, peer)
 
 
 def remove(frames: list[Sent], peer: Peer, rng: random.Random) -> bytes:
+    def shorter(wire: bytes, guarded: int) -> bytes:
+        at = rng.randrange(guarded)
+        return wire[:at] + wire[min(guarded, at + rng.choice((1, 4, HEADER))) :]
+
+    return _but_last(frames, shorter, peer)
+
+
+def _but_last(frames: list[Sent], change: Callable[[bytes, int], bytes], peer: Peer) -> bytes:
+    """All but the last as they are; that one changed, and not in its body alone."""
     last = frames[-1]
     guarded = len(last.wire) - last.body
-    at = rng.randrange(guarded)
-    stop = min(guarded, at + rng.choice((1, 4, HEADER)))
-    wires = [frame.wire for frame in frames[:-1]]
-    return b"".join([*wires, last.wire[:at], last.wire[stop:], peer.frame().wire])
+    changed = last.wire
+    while changed[:guarded] == last.wire[:guarded]:
+        changed = change(last.wire, guarded)
+    return b"".join([*(frame.wire for frame in frames[:-1]), changed, peer.frame().wire])
 
 
 def lie(frames: list[Sent], peer: Peer, _: random.Random) -> bytes:
