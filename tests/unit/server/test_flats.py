@@ -17,6 +17,7 @@ from tests.unit.server.models import (
 )
 from torch import Tensor
 
+from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.names import divide, join
 from echelon.comm.servers.part import Part
 from echelon.comm.servers.partition import Partition
@@ -204,6 +205,31 @@ def test_a_stale_gradient_is_compensated() -> None:
         pass
     # 2 + 0.5·2²·(3 − 1) for the first, 3 for the second
     assert all(bool((held == 3.0 - (6.0 + 3.0)).all()) for held in flats.weights)
+
+
+def test_a_compensated_gradient_is_nearer_to_the_one_on_the_new_weights() -> None:
+    """Logistic regression, where the square of a gradient says something about its curvature."""
+    torch.manual_seed(3)
+    x, truth = torch.randn(4000, 8), torch.randn(8)
+    y = (torch.rand(4000) < torch.sigmoid(x @ truth)).float()
+
+    def gradient(w: Tensor) -> Tensor:
+        return x.T @ (torch.sigmoid(x @ w) - y) / len(x)
+
+    then = torch.zeros(8)
+    now = then - 2.0 * gradient(then)
+    layout = Layout.of(["w"], [then], [True])
+    flats = Flats(Partition(layout, 1), 0, OptimizerSection(name="sgd", lr=1.0))
+    errors = []
+    for strength in (0.0, 2.0):
+        flats.weights[0][:8] = now
+        push, base = torch.zeros_like(flats.weights[0]), torch.zeros_like(flats.weights[0])
+        push[:8], base[:8] = gradient(then), then
+        stale = [Stale([base], strength) if strength else None]
+        for _ in flats.apply([[push]], scale=1.0, factor=1.0, stale=stale):
+            pass
+        errors.append(float((now - flats.weights[0][:8] - gradient(now)).norm()))
+    assert errors[1] < 0.95 * errors[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
