@@ -16,7 +16,7 @@ SHORT = ["data.name=digits", "model={name: mlp, hidden: [8]}", "steps=3", "threa
 def test_hints_say_where_the_run_is(tmp_path: Path) -> None:
     said = echelon("train", *SHORT, "track.folder=my runs", folder=tmp_path).stdout
     assert "runs show classify-0001 --folder 'my runs'\n" in said
-    assert "train --resume classify-0001 track.folder='my runs' epochs=…\n" in said
+    assert "train --resume classify-0001 track.folder='my runs' steps=…\n" in said
     assert "runs compare --folder 'my runs'\n" in said
 
 

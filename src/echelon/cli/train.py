@@ -86,7 +86,7 @@ def _told(result: Result) -> list[str]:
 def _hints(result: Result) -> list[str]:
     """Commands that can be copied: they say where the run is, unless that is the usual place."""
     me, folder = command(), str(result.folder.parent)
-    usual = folder == TrackSection().folder
+    usual = Path(folder).resolve() == Path(TrackSection().folder).resolve()
     there = "" if usual else f" --folder {shlex.quote(folder)}"
     resume = f"{me} train --resume {result.run}"
     if not usual:
@@ -95,6 +95,11 @@ def _hints(result: Result) -> list[str]:
         return [f"go on:    {resume}"]
     return [
         f"next:     {me} runs show {result.run}{there}",
-        f"          {resume} epochs=…",
+        f"          {resume} {_limit(result.reason)}=…",
         f"          {me} train … optimizer.lr=…, then {me} runs compare{there}",
     ]
+
+
+def _limit(reason: str) -> str:
+    """The setting that ended the run, and that a longer one would have to raise."""
+    return next((key for key in ("steps", "minutes") if f" {key} " in reason), "epochs")
