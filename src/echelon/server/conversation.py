@@ -191,14 +191,15 @@ class Conversation:
     def _row_state(self, frame: Frame) -> None:
         with self._shard.order.quiet():
             state = self._shard.tables.state(_table(frame))
-            self._answer({"outline": outline(state)})
-            self._connection.send(Kind.ANSWER, {}, list(state.values()))
+            body = list(state.values()) if frame.fields().get("whole") else []
+            self._connection.send(Kind.ANSWER, {"outline": outline(state)}, body)
 
     def _row_load(self, frame: Frame) -> None:
         state = blank_state(frame.fields().get("outline"), frame.size)
         self._connection.take(list(state.values()))
         with self._shard.order.quiet():
-            self._shard.tables.load(_table(frame), state)
+            more = bool(frame.fields().get("more"))
+            self._shard.tables.load(_table(frame), state, more=more)
         self._answer()
 
     def _row_gradients(self, frame: Frame) -> None:

@@ -25,6 +25,8 @@ from echelon.server.settings import ServerSettings
 from echelon.server.shard import Abandoned, Shard
 from echelon.server.translate import translate
 
+_LOOK = 0.5
+
 
 @dataclass(slots=True)
 class _Push:
@@ -49,6 +51,8 @@ class Desk:
         self._asking: dict[int, int] = {}
         """The number of each member's last push or pull."""
         self._squares: dict[int, dict[int, float]] = {}
+        self._measures = False
+        self._waking = threading.Event()
         shard.measure = self._measure
 
     # Trainers.
@@ -84,7 +88,7 @@ class Desk:
 
     def staged(self, shard: int, member: int, seq: int) -> None:
         """A push is whole at a shard."""
-        self._do(lambda: self._stage(shard, member, seq))
+        self._do(lambda: self._stage(shard, member, seq), here=shard == 0)
 
     def pull(self, member: int, seq: int, *, begin: bool) -> None:
         self._do(lambda: self._pull(member, seq, begin))
@@ -152,12 +156,12 @@ class Desk:
         """In whichever thread carries the entry out at shard 0."""
         self.squares(0, entry.number, square)
         with self._changed:
+            others, held = self._shard.count - 1, self._squares[entry.number]
             self._changed.wait_for(
-                lambda: len(self._squares[entry.number]) == self._shard.count,
-                self._settings.deadline,
+                lambda: len(held) > others or self._log.peers < others, self._settings.deadline
             )
-            found = self._squares.pop(entry.number)
-            if len(found) < self._shard.count:
+            found = self._squares.pop(entry.number, {})
+            if len(found) <= others:
                 raise Abandoned(f"entry {entry.number} lacks the squares of other shards")
             scale = self.gate.squares(entry.version, sum(found.values()))
             self._log.tell(entry.number, scale)
@@ -165,15 +169,27 @@ class Desk:
 
     # Decisions.
 
-    def _do(self, what: Callable[[], Sequence[Decision]]) -> None:
+    def work(self, halted: Callable[[], bool]) -> None:
+        """For a thread of its own: what those cannot do who listen to other shards, as they would
+        have to wait for themselves."""
+        while not halted():
+            if self._waking.wait(_LOOK):
+                self._waking.clear()
+                self._shard.order.work()
+
+    def _do(self, what: Callable[[], Sequence[Decision]], *, here: bool = True) -> None:
         with self._changed:
             decisions = what()
             entries, told = translate(decisions, self._asking, self._log.number)
+            self._measures = self._measures or any(entry.measured for entry in entries)
             for entry in entries:
                 self._add(entry)
             for give in told:
                 self._shard.tell(give)
-        self._shard.order.work()
+        if here or not self._measures:
+            self._shard.order.work()
+        else:
+            self._waking.set()
 
     def _add(self, entry: Entry) -> None:
         self._shard.order.add(entry)

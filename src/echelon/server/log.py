@@ -22,6 +22,11 @@ class Log:
         self._peers: dict[int, Connection] = {}
         self.number = 0
 
+    @property
+    def peers(self) -> int:
+        """How many other shards there are to be told."""
+        return len(self._peers)
+
     def begin(self, incarnation: int, number: int = 0) -> None:
         """Of an upload: nothing that was before is of use. Peers say hello again."""
         self.incarnation, self.number = incarnation, number

@@ -65,6 +65,8 @@ class Role:
     def run(self, listeners: Sequence[socket.socket]) -> None:
         if self._link is not None:
             self._begin("gate", self._link.run)
+        if self._desk is not None and self.shard.count > 1:
+            self._begin("order", lambda: self.gate.work(self._ended.is_set))
         name = f"server {self.settings.shard}"
         for listening in listeners:
             memory = listening.family == socket.AF_UNIX

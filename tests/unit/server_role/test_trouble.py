@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.server_role.fleet import fleet
+from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.servers.link import LostShard
 from echelon.comm.servers.servers import Servers
-from echelon.core.config import OptimizerSection
-from echelon.core.errors import PeerError, TrainingError
-from echelon.core.types import Lease
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
 
 LARGE = ((1500, 1500), (1500,))
 

@@ -76,7 +76,7 @@ class Kind(IntEnum):
     ROW_GRADIENTS = 81
     """trainer → shard: gradients of rows, part of the push that follows"""
     ROW_STATE = 82
-    """trainer → shard: all rows of a table, please; answered twice, with a body"""
+    """trainer → shard: what rows a table has, and perhaps all of them, please; answered"""
     ROW_LOAD = 83
     """trainer → shard: all rows of a table; answered"""
 
