@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,8 @@ from echelon.core.task import Task
 from echelon.core.types import Batch, Numerics, Parallel
 from echelon.optim import build_schedule
 from echelon.strategy import build
+
+from . import serving
 
 SAMPLES, FEATURES, CLASSES = 103, 6, 3  # 103 does not divide evenly
 
@@ -82,10 +85,29 @@ def strategy(
         batch=batch,
     )
     rates = build_schedule(schedule or ScheduleSection(), 20)
+    if name == "parameter_server":
+        plan = {"schedule": (schedule or ScheduleSection()).model_dump(mode="json"), "total": 20}
+        parallel = dataclasses.replace(parallel or Parallel(), plan=plan)
     built = build(name, numerics, rates, None, parallel)
-    alone = Alone() if name == "single" else Group(Place(0, 1))
-    built.setup(chosen or task(), comm or alone)
+    built.setup(chosen or task(), comm or _alone(name))
+    if built.remote:
+        _CONNECTED.append(built)
     return built
+
+
+_CONNECTED: list[Strategy] = []
+
+
+def close_all() -> None:
+    """Hang up on servers."""
+    while _CONNECTED:
+        _CONNECTED.pop().close()
+
+
+def _alone(name: str) -> Comm:
+    if name == "parameter_server":
+        return serving.alone()
+    return Alone() if name == "single" else Group(Place(0, 1))
 
 
 def steps(strategy: Strategy, micros: Sequence[Sequence[Batch]]) -> None:

@@ -218,9 +218,13 @@ def test_compiling_without_a_compiler_is_refused(
         strategy(name, compile=True)
 
 
-def test_a_users_own_optimizer_is_used(name: str) -> None:
+def test_a_users_own_optimizer_is_used_unless_servers_have_theirs(name: str) -> None:
     chosen = task()
     chosen.optimizer = lambda parameters: torch.optim.Adadelta(parameters, lr=0.5)
+    if name == "parameter_server":
+        with pytest.raises(ConfigError, match="it is the servers that apply gradients"):
+            strategy(name, chosen)
+        return
     trained = strategy(name, chosen)
     before = weights(trained)
     steps(trained, [[batch] for batch in batches(count=3)])

@@ -36,6 +36,12 @@ _ROWS = {
 }
 
 
+OWN_OPTIMIZER = (
+    "the task brings its own optimizer, but under a parameter server it is the servers that apply "
+    "gradients: set `optimizer` in the job instead"
+)
+
+
 def names() -> list[str]:
     return sorted(_ROWS)
 
@@ -77,11 +83,7 @@ def check(job: Job) -> None:
 def check_task(job: Job, task: Task) -> None:
     """Refuse a task that this strategy cannot train."""
     if has_servers(job) and task.optimizer is not None:
-        raise ConfigError(
-            f"the task brings its own optimizer, but with strategy {job.strategy!r} it is the "
-            f"servers that apply gradients: set `optimizer` in the job instead",
-            ("strategy",),
-        )
+        raise ConfigError(OWN_OPTIMIZER, ("strategy",))
 
 
 def _check_servers(job: Job) -> None:

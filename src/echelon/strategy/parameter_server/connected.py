@@ -25,6 +25,7 @@ from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.parameter_server.pushes import Pushes
 from echelon.strategy.parameter_server.rules import rules
+from echelon.strategy.registry import OWN_OPTIMIZER
 from echelon.strategy.replica import load_weights, trainable
 from echelon.strategy.tables import RowUpdates, remote_state
 
@@ -53,8 +54,11 @@ class Connected(AllReduce):
         return not self._parallel.servers.together
 
     def setup(self, task: Task, comm: Comm) -> None:
+        if task.optimizer is not None:
+            raise ConfigError(OWN_OPTIMIZER, ("strategy",))
         try:
             super().setup(task, comm)
+            self._refresh()
         except BaseException:
             self._hang_up()
             raise
@@ -189,7 +193,7 @@ class Connected(AllReduce):
         if self.lacks_state and not made:
             self._upload(self._weights_only() | {"version": 0})
             self._peers.barrier()
-        self._servers.enter(found.generation, found.members)
+        self._entry = found.generation, found.members
         self._stale = True
 
     def _upload(self, state: dict[str, Any]) -> None:
@@ -204,6 +208,7 @@ class Connected(AllReduce):
     def _refresh(self) -> None:
         """Have the servers' weights, where they may be others."""
         if self._stale and self._servers is not None:
+            self._servers.enter(*self._entry)  # a state that was loaded knows nobody
             self.version = self._servers.pull()
             self._bind()
             self._stale = False

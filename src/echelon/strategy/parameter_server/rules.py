@@ -9,9 +9,7 @@ from echelon.core.rows import RowSpec
 from echelon.core.types import Numerics, Parallel
 
 
-def rules(
-    numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()
-) -> dict[str, Any]:
+def rules(numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()) -> dict[str, Any]:
     section = parallel.servers
     return {
         "optimizer": numerics.optimizer.model_dump(mode="json"),
