@@ -104,8 +104,8 @@ class Tables:
     def state(self, table: int) -> dict[str, Tensor]:
         return {name: value.contiguous() for name, value in self._at(table).state().items()}
 
-    def load(self, table: int, state: Mapping[str, Tensor]) -> None:
-        self._at(table).load(state)
+    def load(self, table: int, state: Mapping[str, Tensor], *, more: bool = False) -> None:
+        self._at(table).load(state, more=more)
 
     def figures(self) -> dict[str, float]:
         found = {f"rows_{rows.spec.name}": float(len(rows)) for rows in self._rows}

@@ -4,9 +4,9 @@ trainer                                   shard
 ROWS table, n; ids              ─────────▶
 ◀───────── ANSWER; rows                            looking makes no rows
 ROW_GRADIENTS table, n; ids, sums, counts ▶ staged, until the PUSH of the same number has its fate
-ROW_STATE table                 ─────────▶
-◀───────── ANSWER names, shapes; ◀───────── ANSWER; tensors
-ROW_LOAD table, names, shapes; tensors ──▶
+ROW_STATE table, whole or not   ─────────▶
+◀───────── ANSWER names, shapes; tensors           if the whole was asked for
+ROW_LOAD table, names, shapes; tensors ──▶         in pieces: the first one clears the table
 ◀───────── ANSWER
 """
 
@@ -60,15 +60,18 @@ def outline(state: Mapping[str, Tensor]) -> list[list[Any]]:
     ]
 
 
-def blank_state(lines: Any, size: int) -> dict[str, Tensor]:
+def blank_state(lines: Any, size: int | None, device: str = "cpu") -> dict[str, Tensor]:
     """Room for what an outline says, if all of it together has this size in bytes."""
     if not isinstance(lines, list) or not 0 < len(lines) <= _MOST_COLUMNS:
         raise PeerError("the rows of a table must come with an outline")
     shapes = dict(_shape(line) for line in lines)
     due = sum(_bytes(dtype, shape) for dtype, shape in shapes.values())
-    if len(shapes) != len(lines) or due != size:
-        raise PeerError(f"the rows of a table have {size:,} bytes, their outline says {due:,}")
-    return {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in shapes.items()}
+    if len(shapes) != len(lines) or (size is not None and due != size):
+        raise PeerError(f"the rows of a table have {size} bytes, their outline says {due}")
+    return {
+        name: torch.empty(shape, dtype=dtype, device=device)
+        for name, (dtype, shape) in shapes.items()
+    }
 
 
 def _shape(line: Any) -> tuple[str, tuple[torch.dtype, list[int]]]:

@@ -6,7 +6,7 @@ push   gradients are kept; the next push of the dense ones takes them along, sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.comm.servers.link import Link, LostShard
+from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.row_messages import (
     PIECE,
@@ -117,23 +117,28 @@ class RemoteTables:
         """To servers whose tables are empty: after an upload of the rest."""
         loaded, self._loaded = self._loaded, {}
         for at, state in loaded.items():
+            what = f"the rows of table {self.specs[at].name!r} being taken"
             for shard, link in enumerate(self.links):
-                part = _part(state, shard, len(self.links))
-                what = f"the rows of table {self.specs[at].name!r} being taken"
-                head = {"table": at, "outline": outline(part)}
-                link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
+                more = False
+                for part in _pieces(_part(state, shard, len(self.links))):
+                    head = {"table": at, "more": more, "outline": outline(part)}
+                    link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
+                    more = True
 
     def state(self, at: int) -> State:
-        """All shards' rows, while nobody pushes."""
+        """All shards' rows, while nobody pushes; each comes straight to its place."""
         what = f"the rows of table {self.specs[at].name!r}"
-        for link in self.links:
-            link.send(Kind.ROW_STATE, {"table": at}, what=what)
-        parts = [self._take_state(link, what) for link in self.links]
-        first = parts[0]
-        return {
-            name: value if name == "facts" else torch.cat([part[name] for part in parts])
-            for name, value in first.items()
-        }
+        head = {"table": at, "whole": False}
+        lines = [
+            link.ask(Kind.ROW_STATE, head, what=what).fields().get("outline") for link in self.links
+        ]
+        blanks = [blank_state(line, None, "meta") for line in lines]
+        whole = _joined(blanks)
+        starts = dict.fromkeys(whole, 0)
+        for link, blank in zip(self.links, blanks, strict=True):
+            link.ask(Kind.ROW_STATE, {"table": at, "whole": True}, what=what)
+            link.take([_next(whole, starts, name, len(part)) for name, part in blank.items()], what)
+        return whole
 
     def _pull(self, at: int, ids: Tensor, rows: Tensor) -> None:
         sharing = Sharing.of(ids, len(self.links))
@@ -165,16 +170,6 @@ class RemoteTables:
             body = [ids, sums, *(count.int() for count in counts)]
             link.send(Kind.ROW_GRADIENTS, head, body, seq=seq, what="gradients of rows")
             link.pushed += sum(part.nbytes for part in body)
-
-    def _take_state(self, link: Link, what: str) -> State:
-        lines = link.answer(what).fields().get("outline")
-        frame = link.answer(what)
-        try:
-            part = blank_state(lines, frame.size)
-        except PeerError as error:
-            raise LostShard(f"{link} makes no sense: {error}", link.address.index) from None
-        link.take(list(part.values()), what)
-        return part
 
 
 class RemoteRows:
@@ -218,3 +213,37 @@ def _part(state: Mapping[str, Tensor], shard: int, shards: int) -> State:
         name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
         for name, value in state.items()
     }
+
+
+def _pieces(state: State) -> Iterator[State]:
+    """Of sizes that travel well; at least one."""
+    each = max(1, sum(value[:1].nbytes for name, value in state.items() if name != "facts"))
+    most = max(len(value) for name, value in state.items() if name.endswith("ids"))
+    step = max(1, PIECE // each)
+    for start in range(0, max(1, most), step):
+        yield {
+            name: value if name == "facts" else value[start : start + step]
+            for name, value in state.items()
+        }
+
+
+def _joined(blanks: Sequence[State]) -> State:
+    """Room for all shards' rows; what is said of the whole table is said by each."""
+    return {
+        name: torch.empty(
+            value.shape
+            if name == "facts"
+            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
+            dtype=value.dtype,
+        )
+        for name, value in blanks[0].items()
+    }
+
+
+def _next(whole: State, starts: dict[str, int], name: str, size: int) -> Tensor:
+    """The place of a shard's part, behind those before it."""
+    if name == "facts":
+        return whole[name]
+    start = starts[name]
+    starts[name] += size
+    return whole[name][start : start + size]

@@ -100,13 +100,17 @@ class Rows:
                 found |= self._waiting.state()
             return found | {"facts": torch.tensor([self.spec.seed, self.version])}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put this state in the place of all rows, or refuse it and change nothing."""
+    def load(self, state: Mapping[str, Tensor], *, more: bool = False) -> None:
+        """Put this state in the place of all rows, or refuse it and change nothing.
+
+        `more`: these rows are others of the same state, and go to those that are there.
+        """
         self._check(state)
         with self._lock:
-            seed, self.version = state["facts"].tolist()
-            self.spec = self.spec.model_copy(update={"seed": seed})
-            self._start_over()
+            if not more:
+                seed, self.version = state["facts"].tolist()
+                self.spec = self.spec.model_copy(update={"seed": seed})
+                self._start_over()
             for at in range(0, len(state["ids"]), _PIECE):
                 part = slice(at, at + _PIECE)
                 slots = torch.from_numpy(self._index.insert(state["ids"][part].numpy()))
