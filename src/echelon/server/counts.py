@@ -15,10 +15,10 @@ class Counts:
         if fate == "applied":
             self._ages.setdefault(member, Counter())[staleness] += 1
 
-    def figures(self) -> dict[str, dict[str, int]]:
+    def figures(self) -> dict[str, dict[str, float]]:
         """By member: applied, done (again), late, refused, void; staleness_0, staleness_1, …"""
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, dict[str, float]] = {}
         for member, fates in sorted(self._fates.items()):
             ages = self._ages.get(member, Counter())
-            found[str(member)] = dict(fates) | {f"staleness_{n}": ages[n] for n in sorted(ages)}
+            found[str(member)] = {**fates, **{f"staleness_{n}": ages[n] for n in sorted(ages)}}
         return found

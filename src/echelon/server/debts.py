@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from echelon.server.decisions import Row
+from echelon.server.decisions import SUMMED, Row
 
 _ASKED = Row._fields.index("asked")
 
@@ -42,7 +42,7 @@ class Debts:
 
     def sum(self, rows: Sequence[Row], members: Iterable[int]) -> None:
         """An update with these rows is made: all members are to hear of it."""
-        total = [sum(column) for column in zip(*rows, strict=True)]
+        total = [sum(column) for column in zip(*(row[:SUMMED] for row in rows), strict=True)]
         for member in members:
             held = self._rows.setdefault(member, [0.0] * len(total))
             for at, value in enumerate(total):

@@ -23,6 +23,12 @@ class Row(NamedTuple):
     """Bits of `Ask`, each with room for all members."""
     seconds: float
     """Computed for it."""
+    merit: float = math.nan
+    """How far it agrees with held-out samples, if that was measured. Not summed."""
+
+
+SUMMED = 5
+"""The first values of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,13 @@ class Push:
 
     @property
     def finite(self) -> bool:
-        return self.head.finite and math.isfinite(sum(self.head.row))
+        return self.head.finite and math.isfinite(sum(self.head.row[:SUMMED]))
 
     @property
     def makes_sense(self) -> bool:
         """Its row comes from a peer."""
         row = self.head.row
-        return len(row) == len(Row._fields) and 0 <= self.row.asked < 1 << 60
+        return SUMMED <= len(row) <= len(Row._fields) and 0 <= row[3] < 1 << 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from typing import Any
 
 from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import TrainingError
-from echelon.core.types import Lease
 from echelon.server.applied import Applied, Record
 from echelon.server.asks import Asks
 from echelon.server.counts import Counts
 from echelon.server.debts import Debt, Debts
 from echelon.server.decisions import Answer, Decision, Push, Round
-from echelon.server.examine import Examiner
+from echelon.server.examine import Examiner, Verdict
+from echelon.server.merit import merits_of
 from echelon.server.rates import round_of
 from echelon.server.roll import Roll
 from echelon.server.speeds import Speeds
@@ -45,6 +45,7 @@ class Gate:
         self._asks = Asks(terms)
         self._speeds = Speeds()
         self._counts = Counts()
+        self._merits = merits_of(rules.get("merit"))
         self._debts = Debts()
         self._applied = Applied(terms.samples, KEPT if terms.together else None)
         self._examiner = Examiner(terms, self._way, parameters)
@@ -102,6 +103,7 @@ class Gate:
             return [self._refusal(member, push, self._fenced(member, push))]
         self._notice(now, member, push)
         verdict = self._examiner.examine(member, push, self.version, self._roll, self._applied)
+        verdict = verdict or self._judge(member, push)
         if verdict is not None:
             self._roll.settled(member)
             self._debts.add(Debt(member, push.seq, *verdict))
@@ -117,11 +119,6 @@ class Gate:
         """A validation result, for the schedule."""
         self._terms.schedule.observe(value)
 
-    def leave_out(self, member: int, lease: Lease) -> None:
-        """These samples are done with, without an update: theirs is not finite."""
-        if not self._applied.done(lease):
-            self._applied.leave_out(member, lease, self.version)
-
     # Records and state.
 
     def records(self, after: int) -> list[Record]:
@@ -132,8 +129,12 @@ class Gate:
         """What came up to this version is on record, and need not be kept."""
         self._applied.recorded(version)
 
-    def figures(self) -> dict[str, dict[str, int]]:
-        return self._counts.figures()
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By member: what became of its pushes, how old they were, its merit."""
+        found = self._counts.figures()
+        for member, merit in (self._merits.figures() if self._merits else {}).items():
+            found.setdefault(str(member), {}).update(merit)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """A cut's part, and `pending`: what only a gate that takes over wants to know."""
@@ -192,7 +193,7 @@ class Gate:
             for member, push in pushes:
                 self._debts.add(Debt(member, push.seq, "refused", 0, reason))
             return []
-        made = round_of(self._terms, self.version, pushes)
+        made = self._round(pushes)
         self.version = made.version
         if made.measured:
             self._measured[made.version] = made
@@ -226,6 +227,27 @@ class Gate:
         )
         return Answer(member, debt.seq, outcome)
 
+    def _weight(self, member: int) -> float:
+        return self._merits.weight(member, self._roll.members) if self._merits else 1.0
+
+    def _judge(self, member: int, push: Push) -> Verdict | None:
+        """One that does harm is turned away, and its samples go to others if there are any."""
+        if self._terms.together or self._weight(member) or not self._roll.busy(but=(member,)):
+            return None
+        assert self._merits is not None
+        return "late", self.version - push.based_on, self._merits.reject(member)
+
+    def _round(self, pushes: Sequence[tuple[int, Push]]) -> Round:
+        """Of those that do no harm; without any it is an update of nothing."""
+        good = [(member, push) for member, push in pushes if self._weight(member)]
+        for member in {member for member, _ in pushes} - {member for member, _ in good}:
+            assert self._merits is not None
+            self._merits.reject(member)
+        if sum(push.row.divisor for _, push in good) <= 0:
+            return Round(self.version + 1, (), 1.0, self._terms.schedule.factor(self.version))
+        weight = sum(self._weight(member) for member, _ in good) / len(good)
+        return round_of(self._terms, self.version, good, weight)
+
     def _share(self, member: int) -> float:
         terms, members = self._terms, self._roll.members
         if terms.batch is None:
@@ -238,6 +260,8 @@ class Gate:
         if not self._terms.together:
             self._asks.hear(push.asked)
             self._asks.reached_end(self.version)
+        if self._merits is not None and push.makes_sense:
+            self._merits.note(member, push.row.merit)
         if (began := self._began.pop(member, None)) is not None:
             self._speeds.note(member, push.lease.size, now - began)
 

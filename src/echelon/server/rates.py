@@ -8,8 +8,10 @@ from echelon.server.decisions import Push, Round
 from echelon.server.terms import Terms
 
 
-def round_of(terms: Terms, version: int, pushes: Sequence[tuple[int, Push]]) -> Round:
-    """The round that makes `version` + 1 of these members' pushes."""
+def round_of(
+    terms: Terms, version: int, pushes: Sequence[tuple[int, Push]], weight: float = 1.0
+) -> Round:
+    """The round that makes `version` + 1 of these members' pushes, and counts for `weight`."""
     divisors = [push.row.divisor for _, push in pushes]
     ages = [version - push.based_on for _, push in pushes]
     first = pushes[0][1]
@@ -17,7 +19,7 @@ def round_of(terms: Terms, version: int, pushes: Sequence[tuple[int, Push]]) -> 
         version=version + 1,
         pushes=tuple((member, push.seq) for member, push in pushes),
         divisor=sum(divisors),
-        factor=_factor(terms, version, first.lease.size, sum(ages) / len(ages)),
+        factor=weight * _factor(terms, version, first.lease.size, sum(ages) / len(ages)),
         square=first.head.square if len(pushes) == 1 else None,
         clip=terms.clip,
         limit=terms.limit,

@@ -381,11 +381,6 @@ def test_records_are_kept_until_they_are_on_record() -> None:
     assert [(r.version, r.member) for r in table.gate.records(1)] == [(2, 1), (3, 0)]
     table.gate.recorded(2)
     assert [r.version for r in table.gate.records(0)] == [3]
-    table.gate.leave_out(1, Lease(0, 900, 910))
-    assert tuple(table.gate.records(0)[-1]) == (0, 900, 910, 3, -2)
-    table.gate.leave_out(1, Lease(0, 900, 910))
-    assert len(table.gate.records(0)) == 2
-    assert answers(table.push(0, lease=(900, 910))) == {0: "done"}
 
 
 def test_together_few_records_are_kept() -> None:
