@@ -50,6 +50,16 @@ def play(
     return found["rate"], found["loss"]
 
 
+def run(name: str, command: Sequence[str], folder: Path, deadline: float) -> None:
+    """`python -m …` to its end, in front of a terminal; it starts others itself, if at all."""
+    printed = folder / "printed"
+    words = [sys.executable, "-m", *command]
+    with printed.open("wb") as keep, screen(keep), _process(words, {}) as process:
+        wrong = _wait([process], deadline)
+    if wrong is not None:
+        raise SideFailed(f"{name} {wrong}; it printed:\n{tail(printed)}")
+
+
 @contextmanager
 def _seats(
     command: list[str], alone: bool, result: Path
