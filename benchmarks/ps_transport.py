@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 
 from peers.wire_crew import Side, WireFailed, sides
-from peers.wire_seat import SIDES
+from peers.wire_sides import SIDES
 
 OPTIMIZERS = ("sgd", "adam")
 PEERS = {"zmq": ["zmq"], "grpc": ["grpc"], "torch_rpc": ["torch_rpc", "torch_rpc cma"]}

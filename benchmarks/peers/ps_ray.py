@@ -1,7 +1,7 @@
 """A parameter server on Ray: one server actor, asynchronous trainer actors.
 
 Arrays lie in Ray's shared memory: the server reads gradients there without a copy, and trainers
-compute with the weights right where Ray has put them. The whole model is one array each way.
+compute with the weights right where Ray has put them. All of a model is one object each way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .ps_job import LR, TRAINERS, Finding, Job, Ticks, loss_of
 
+Arrays = list[np.ndarray]
 _SHARED = 2_000_000_000
 """Bytes of shared memory: about forty times what is under way at once."""
 
@@ -45,18 +46,17 @@ class Server:
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(1)
         self._work = job.work()
-        parts = [parameter.detach().flatten() for parameter in self._work.model().parameters()]
-        self._weights = torch.cat(parts)
+        self._weights = [parameter.detach() for parameter in self._work.model().parameters()]
 
-    def push_pull(self, gradient: np.ndarray) -> np.ndarray:
-        self._weights.add_(_tensor(gradient), alpha=-LR)
-        return self._weights.numpy()
+    def push_pull(self, gradients: Arrays) -> Arrays:
+        torch._foreach_add_(self._weights, _tensors(gradients), alpha=-LR)
+        return self.pull()
 
-    def pull(self) -> np.ndarray:
-        return self._weights.numpy()
+    def pull(self) -> Arrays:
+        return [weight.numpy() for weight in self._weights]
 
     def loss(self) -> float:
-        return loss_of(self._work, _views(self._weights, list(self._work.model().parameters())))
+        return loss_of(self._work, self._weights)
 
 
 class Trainer:
@@ -67,11 +67,8 @@ class Trainer:
         self._job, self._number = job, number
         self._work = job.work()
         self._model = self._work.model().train()
-        self._parameters = list(self._model.parameters())
 
     def run(self, server: Any) -> None:
-        flat = torch.cat([parameter.detach().flatten() for parameter in self._parameters])
-        gradient = _views(flat, self._parameters)
         ticks, batches = Ticks(self._job.ticks), self._job.batches(self._number)
         self._job.meet(self._number)
         self._use(ray.get(server.pull.remote()))
@@ -79,25 +76,19 @@ class Trainer:
             ticks.tick()
             self._model.zero_grad(set_to_none=True)
             self._work.loss(self._model(x), y).backward()
-            torch._foreach_copy_(gradient, self._gradients())
-            self._use(ray.get(server.push_pull.remote(flat.numpy())))
+            self._use(ray.get(server.push_pull.remote(self._gradients())))
 
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+    def _gradients(self) -> Arrays:
+        gradients = (parameter.grad for parameter in self._model.parameters())
+        return [gradient.numpy() for gradient in gradients if gradient is not None]
 
-    def _use(self, weights: np.ndarray) -> None:
-        views = _views(_tensor(weights), self._parameters)
-        for parameter, view in zip(self._parameters, views, strict=True):
-            parameter.data = view
+    def _use(self, weights: Arrays) -> None:
+        for parameter, weight in zip(self._model.parameters(), _tensors(weights), strict=True):
+            parameter.data = weight
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    """Without a copy; torch warns that it is read-only, which it stays."""
+def _tensors(arrays: Arrays) -> list[Tensor]:
+    """Without a copy; torch warns that they are read-only, which they stay."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.from_numpy(array)
-
-
-def _views(flat: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
-    parts = flat.split([parameter.numel() for parameter in parameters])
-    return [part.view_as(like) for part, like in zip(parts, parameters, strict=True)]
+        return [torch.from_numpy(array) for array in arrays]

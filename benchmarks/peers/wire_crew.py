@@ -1,21 +1,27 @@
-"""Servers and callers of all sides, as processes that are always ended."""
+"""Servers and callers of all sides, as processes that are always ended.
+
+They are forked, so that torch is imported once. What a side needs beyond that it imports itself.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
 
-from .crew import environment
-from .wire_seat import ALONE
+import torch
+
+from .wire_sides import ALONE, SIDES
+from .wire_work import Client, timed
 
 _PATIENCE = 120.0
+_FORK = multiprocessing.get_context("fork")
 
 
 class WireFailed(Exception):
@@ -25,59 +31,79 @@ class WireFailed(Exception):
 class Side:
     """A caller that does as it is told."""
 
-    def __init__(self, name: str, caller: subprocess.Popen[str]) -> None:
-        self.name, self._caller = name, caller
+    def __init__(self, name: str, pipe: Connection) -> None:
+        self.name, self._pipe = name, pipe
 
     def do(self, word: str, count: int) -> list[float]:
         """Milliseconds of each."""
-        assert self._caller.stdin is not None
-        self._caller.stdin.write(f"{word} {count}\n")
-        self._caller.stdin.flush()
-        found: list[float] = json.loads(line_of(self.name, self._caller))
+        self._pipe.send_bytes(json.dumps([word, count]).encode())
+        found: list[float] = json.loads(said(self.name, self._pipe))
         return found
 
 
-def line_of(name: str, process: subprocess.Popen[str]) -> str:
-    """Its next line, within a deadline."""
-    assert process.stdout is not None
-    late = threading.Timer(_PATIENCE, process.kill)
-    late.start()
+def said(name: str, pipe: Connection) -> bytes:
+    """The next thing it says, within a deadline."""
+    if not pipe.poll(_PATIENCE):
+        raise WireFailed(f"{name} says nothing for {_PATIENCE:g} s")
     try:
-        line = process.stdout.readline()
-    finally:
-        late.cancel()
-    if not line:
-        raise WireFailed(f"{name} said nothing within {_PATIENCE:g} s, or ended")
-    return line.strip()
+        return pipe.recv_bytes()
+    except EOFError:
+        raise WireFailed(f"{name} ended") from None
 
 
 @contextmanager
 def sides(names: list[str]) -> Iterator[dict[str, Side]]:
+    """All servers, then all callers, ready to go."""
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        tempfile.tempdir = stack.enter_context(tempfile.TemporaryDirectory())
+        servers = {
+            name: stack.enter_context(_process(_serve, name)) for name in names if name not in ALONE
+        }
+        where = {name: said(name, pipe) for name, pipe in servers.items()}
         found = {}
         for name in names:
-            where = []
-            if name not in ALONE:
-                where = [line_of(name, stack.enter_context(_process(folder, name, "serve")))]
-            caller = stack.enter_context(_process(folder, name, "call", *where))
-            if line_of(name, caller) != "ready":
-                raise WireFailed(f"{name} did not begin")
-            found[name] = Side(name, caller)
+            pipe = stack.enter_context(_process(_call, name, where.get(name)))
+            said(name, pipe)
+            found[name] = Side(name, pipe)
         yield found
 
 
 @contextmanager
-def _process(folder: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "peers.wire_seat", *words],
-        env=environment() | {"TMPDIR": folder},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+def _process(body: Any, name: str, *given: Any) -> Iterator[Connection]:
+    ours, theirs = _FORK.Pipe()
+    process = _FORK.Process(target=_alone, args=(body, ours, theirs, name, *given))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _alone(body: Any, ours: Connection, *given: Any) -> None:
+    ours.close()
+    torch.set_num_threads(1)
+    body(*given)
+
+
+def _serve(pipe: Connection, name: str) -> None:
+    module, _, serving, _ = SIDES[name]
+    importlib.import_module(f"peers.{module}").serve(
+        lambda where: pipe.send_bytes(where.encode()), *serving
+    )
+
+
+def _call(pipe: Connection, name: str, where: bytes | None) -> None:
+    module, caller, _, calling = SIDES[name]
+    made = getattr(importlib.import_module(f"peers.{module}"), caller)
+    client: Client = made(*([where.decode()] if where is not None else []), *calling)
+    pipe.send_bytes(b"ready")
+    acts = {"exchange": client.exchange, "ask": client.ask}
+    while True:
         try:
-            yield process
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            word, count = json.loads(pipe.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        pipe.send_bytes(json.dumps(timed(acts[word], count)).encode())

@@ -24,8 +24,8 @@ from echelon.comm.channel.sockets import (
 )
 from echelon.comm.peers import this_host
 
-GREETING = 2.0
-"""Seconds for a handshake."""
+GREETING = 10.0
+"""Seconds for a handshake. Nobody waits for it, and a friend on a busy machine may need some."""
 CROWD = 64
 """Handshakes at a time; the next one takes the place of the oldest."""
 _FULL = 0.05  # seconds until there may be a descriptor again

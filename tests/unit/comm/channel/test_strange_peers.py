@@ -167,6 +167,13 @@ def test_a_card_has_a_size() -> None:
 def test_nobody_there_is_said_in_time() -> None:
     with pytest.raises(PeerError, match=r"nobody at unix socket echelon-nobody within 0.1 s"):
         connect("echelon-nobody", KEY, role="trainer 1", deadline=0.1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(
+            PeerError, match=r"within 0.3 s: somebody listens there, and does not answer"
+        ),
+    ):
+        connect(silent.getsockname()[:2], KEY, role="trainer 1", deadline=0.3)
     with pytest.raises(PeerError, match="the run is over"):
         connect(
             "echelon-nobody", KEY, role="trainer 1", deadline=60, halted=lambda: "the run is over"
