@@ -91,17 +91,8 @@ def strategy(
     built = build(name, numerics, rates, None, parallel)
     built.setup(chosen or task(), comm or _alone(name))
     if built.remote:
-        _CONNECTED.append(built)
+        serving.CONNECTED.append(built)
     return built
-
-
-_CONNECTED: list[Strategy] = []
-
-
-def close_all() -> None:
-    """Hang up on servers."""
-    while _CONNECTED:
-        _CONNECTED.pop().close()
 
 
 def _alone(name: str) -> Comm:

@@ -5,30 +5,41 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from echelon.cluster.fleet import Fleet
 from echelon.cluster.forkable import _end_kernel_threads
+from echelon.cluster.launch import Member, launch
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.directory import Directory
 from echelon.core.config import job_from
+from echelon.core.protocols import Strategy
 
 DEADLINE = 10.0
 _KEY = secrets.token_bytes(32)
 _OPEN: list[Fleet] = []
 _NUMBERS = itertools.count(1)
+CONNECTED: list[Strategy] = []
+"""Strategies that have to hang up before their servers end."""
 
 
 class Served(Group):
     """A group whose members know where the servers are."""
 
     shards: tuple[ShardAddress, ...] = ()
+    others: list[tuple[ShardAddress, ...]]
+    """More of them, for one training each."""
     generation = 1
+
+    def next(self) -> None:
+        """Go on with fresh servers."""
+        self.shards = self.others.pop(0)
 
     def directory(self) -> Directory:
         return Directory(
@@ -55,19 +66,34 @@ def start(servers: int = 1, **section: Any) -> Fleet:
     return fleet
 
 
+def close_all() -> None:
+    while CONNECTED:
+        CONNECTED.pop().let_go()
+
+
 def end_all() -> None:
     while _OPEN:
         _OPEN.pop().close()
 
 
-@contextmanager
-def served(servers: int = 1, **section: Any) -> Iterator[Fleet]:
-    fleet = start(servers, **section)
-    try:
-        yield fleet
-    finally:
-        _OPEN.remove(fleet)
-        fleet.close()
+def run(
+    count: int, servers: int, work: Callable[[Served], Any], *, times: int = 1, **section: Any
+) -> Any:
+    """As `members.run`, with as many sets of servers as there are trainings."""
+    fleets = [start(servers, **section).addresses for _ in range(times)]
+
+    def body(member: Member) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        group = Served(member.place)
+        group.others, group.shards = list(fleets), fleets[0]
+        group.pulse = member.pulse
+        try:
+            return {"found": work(group)}
+        finally:
+            close_all()
+            group.close()
+
+    return launch(count, body, deadline=DEADLINE)["found"]
 
 
 def alone(servers: int = 1, **section: Any) -> Served:
