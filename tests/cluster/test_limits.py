@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from echelon.cluster.coordinator import Settings
+from echelon.cluster.keeper import Keeper, Office
 from echelon.cluster.launch import Member, launch
-from echelon.core.errors import TrainingError
+from echelon.core.errors import ConfigError, TrainingError
 from tests.cluster.shared import Counters, is_alive
 
 pytestmark = pytest.mark.timeout(120)
@@ -54,3 +56,10 @@ def test_a_member_that_cannot_be_held_is_not_left_behind(monkeypatch: pytest.Mon
         launch(3, work, deadline=5)
     assert pids[1]
     assert not [pid for pid in pids.list() if is_alive(pid)]
+
+
+@pytest.mark.parametrize("address", ["198.51.100.7", "nowhere.invalid"])
+def test_an_address_that_is_not_of_this_machine_is_refused(tmp_path: Path, address: str) -> None:
+    settings = Settings(key=bytes(32), expected=1, min_workers=1, wait=1.0, samples=1, run={})
+    with pytest.raises(ConfigError, match=rf"elastic.address = '{address}': .* cannot listen"):
+        Keeper(Office(settings, tmp_path / "journal.jsonl", address))

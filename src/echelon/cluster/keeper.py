@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from echelon.cluster import signals
 from echelon.cluster.child import die_with
 from echelon.cluster.coordinator import Settings, serve
-from echelon.core.errors import TrainingError
+from echelon.core.errors import ConfigError, TrainingError
 from echelon.data.journal import Journal, entries
 
 _BACKLOG = 1024
@@ -151,7 +151,14 @@ class Keeper:
 
 
 def _listen(office: Office) -> socket.socket:
-    return socket.create_server((office.address, 0), backlog=_BACKLOG)
+    try:
+        return socket.create_server((office.address, 0), backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"elastic.address = {office.address!r}: the coordinator cannot listen there "
+            f"({error.strerror}); give an IPv4 address or a name of this machine",
+            ("elastic", "address"),
+        ) from None
 
 
 def _live(work: Callable[[], bool]) -> NoReturn:

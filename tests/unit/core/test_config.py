@@ -226,3 +226,9 @@ def test_a_check_is_located_like_any_other_fault(file: Path) -> None:
 def test_a_resolved_job_reads_back_as_itself(file: Path) -> None:
     job = load_job(file).job
     assert job_from(job.model_dump(mode="json")) == job
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", ""])
+def test_an_address_that_nobody_can_dial_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address to join at"):
+        job_from({"elastic": {"address": address}})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat, PositiveInt
+from typing import Self
 
-from echelon.core.config.base import Section
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from echelon.core.config.base import Section, SettingError
+
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 class ElasticSection(Section):
@@ -21,3 +25,14 @@ class ElasticSection(Section):
     """Whether each member's part of a batch follows its speed."""
     address: str = "127.0.0.1"
     """Where the coordinator listens; members of other machines need one that they can reach."""
+
+    @model_validator(mode="after")
+    def _can_be_dialled(self) -> Self:
+        """The address is part of the join string, so one that means "all of mine" leads nowhere."""
+        if self.address in _ALL_ADDRESSES:
+            raise SettingError(
+                f"elastic.address = {self.address!r} is no address to join at: give the one of "
+                f"this machine that members can reach",
+                "address",
+            )
+        return self
