@@ -72,7 +72,8 @@ class Divider:
     def _single(self, parts: Sequence[Tensor]) -> Tensor:
         """Σ parts of halves in single precision: free, as a piece does not leave the cache."""
         if self._scratch.numel() < parts[0].numel():
-            self._scratch = self._scratch.new_empty(parts[0].numel())
+            with torch.inference_mode(False):  # an evaluation may come first, updates use it too
+                self._scratch = self._scratch.new_empty(parts[0].numel())
         sums = self._scratch[: parts[0].numel()]
         add_up_(sums, (sums.copy_(parts[0]), *parts[1:]))
         return sums
