@@ -96,7 +96,7 @@ def together(trainers: int, servers: int, clip: ClipSection | None) -> dict[str,
             "parameter_server", task(), optimizer=ADAM, clip=clip, batch=BATCH, comm=group
         )
         parts = [share(batch, group.index, trainers) for batch in batches()]
-        steps(trained, [[part] if len(part["x"]) else [] for part in parts])
+        steps(trained, [[dict(part)] if len(part["x"]) else [] for part in parts])
         found = rows(trained) if group.index == 0 else {}
         return {name: value.tolist() for name, value in found.items()}
 

@@ -5,20 +5,21 @@ Staged gradients are part of a push: they are applied with it, by the same entry
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from echelon.comm.servers.row_messages import MOST_TABLES, RowHead
+from echelon.comm.servers.row_messages import MOST_TABLES, RowHead, outline, pieces
 from echelon.core.errors import PeerError
 from echelon.core.rows import RowSpec
 from echelon.optim.rows import RowGradients, Rows, merged
 from echelon.server.entry import Entry, Staged
 
 _Parts = dict[int, list[RowGradients]]
+Sums = dict[int, RowGradients]
 
 
 class Tables:
@@ -32,7 +33,7 @@ class Tables:
         except ValidationError as error:
             raise PeerError(f"a table makes no sense: {error.errors()[0]['msg']}") from None
         self._staged: dict[int, tuple[int, _Parts]] = {}
-        self._summed: dict[int, RowGradients] = {}
+        self._summed: Sums = {}
         self.clear()
 
     def __len__(self) -> int:
@@ -80,12 +81,23 @@ class Tables:
                     parts.setdefault(table, []).extend(found)
         self._summed = {table: merged(found) for table, found in parts.items()}
 
-    def apply(self, entry: Entry, scale: float) -> None:
-        """Every table comes to the entry's version, whether it has rows in it or not."""
-        if not self._specs:
-            return
+    def summed(self, entry: Entry) -> Sums:
+        """What an entry's pushes brought, by table."""
         if not entry.measured:
             self._sum_up(entry.pushes)
+        return self._summed
+
+    def repeat(self, entry: Entry, sums: Sums, scale: float) -> None:
+        """What the shard did whose twin this is."""
+        self._summed = sums
+        self._update(entry, scale)
+
+    def apply(self, entry: Entry, scale: float) -> None:
+        """Every table comes to the entry's version, whether it has rows in it or not."""
+        self.summed(entry)
+        self._update(entry, scale)
+
+    def _update(self, entry: Entry, scale: float) -> None:
         for at, rows in enumerate(self._rows):
             ids, sums, counts = self._summed.get(at) or _nothing(rows.spec.width)
             sums.mul_(scale)
@@ -104,8 +116,24 @@ class Tables:
     def state(self, table: int) -> dict[str, Tensor]:
         return {name: value.contiguous() for name, value in self._at(table).state().items()}
 
+    def pieces(self) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+        """All rows of all tables, for `load`: heads and bodies of messages."""
+        for at in range(len(self._specs)):
+            for number, part in enumerate(pieces(self.state(at))):
+                head = {"table": at, "more": number > 0, "outline": outline(part)}
+                yield head, list(part.values())
+
     def load(self, table: int, state: Mapping[str, Tensor], *, more: bool = False) -> None:
         self._at(table).load(state, more=more)
+
+    def blank_sums(self, sizes: Any) -> Sums:
+        """Room for what `lengths` says of another one's sums."""
+        found: Sums = {}
+        for at, size in sizes:
+            ids = torch.empty(size, dtype=torch.int64)
+            sums = torch.empty(size, self._at(at).spec.width)
+            found[at] = RowGradients(ids, sums, torch.empty_like(ids))
+        return found
 
     def figures(self) -> dict[str, float]:
         found = {f"rows_{rows.spec.name}": float(len(rows)) for rows in self._rows}
@@ -125,3 +153,11 @@ class Tables:
 def _nothing(width: int) -> RowGradients:
     none = torch.empty(0, dtype=torch.int64)
     return RowGradients(none, torch.empty(0, width), none)
+
+
+def lengths(sums: Sums) -> list[list[int]]:
+    return [[at, len(found.ids)] for at, found in sums.items()]
+
+
+def flat(sums: Sums) -> list[Tensor]:
+    return [tensor for found in sums.values() for tensor in found]

@@ -13,7 +13,7 @@ ROW_LOAD table, names, shapes; tensors ──▶         in pieces: the first on
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -90,3 +90,15 @@ def _bytes(dtype: torch.dtype, shape: list[int]) -> int:
     for side in shape:
         size *= side
     return size
+
+
+def pieces(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Of sizes that travel well; at least one."""
+    each = max(1, sum(value[:1].nbytes for name, value in state.items() if name != "facts"))
+    most = max(len(value) for name, value in state.items() if name.endswith("ids"))
+    step = max(1, PIECE // each)
+    for start in range(0, max(1, most), step):
+        yield {
+            name: value if name == "facts" else value[start : start + step]
+            for name, value in state.items()
+        }

@@ -6,7 +6,7 @@ push   gradients are kept; the next push of the dense ones takes them along, sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from echelon.comm.servers.row_messages import (
     blank_state,
     outline,
     pack_rows,
+    pieces,
 )
 from echelon.core.errors import PeerError
 from echelon.core.hashing import words
@@ -30,6 +31,7 @@ from echelon.core.rows import RowSpec
 _KEY = 0x54A12D
 _HALF = np.uint64(32)
 State = dict[str, Tensor]
+Insist = Callable[[Callable[[], None]], None]
 
 
 class Staged(NamedTuple):
@@ -74,6 +76,10 @@ class RemoteTables:
         self.links: Sequence[Link] = ()
         self._staged: dict[int, Staged] = {}
         self._loaded: dict[int, Mapping[str, Tensor]] = {}
+        self._ahead: list[tuple[int, list[list[Tensor]]]] = []
+        self._seq = 0
+        self.insist: Insist = lambda question: question()
+        """Asks again where a shard was lost and another process took its place."""
 
     def store(self, at: int) -> RemoteRows:
         return RemoteRows(self, at)
@@ -85,26 +91,32 @@ class RemoteTables:
         rows = torch.empty(len(ids), width)
         step = max(1, PIECE // (4 * width))
         for start in range(0, len(ids), step):
-            self._pull(at, ids[start : start + step], rows[start : start + step])
+            part = slice(start, start + step)
+            self.insist(lambda part=part: self._pull(at, ids[part], rows[part]))  # type: ignore[misc]
         return rows
 
     def stage(self, at: int, gradients: Staged) -> None:
         self._staged[at] = gradients
 
-    def send(self, seq: int) -> None:
-        """What is staged goes ahead of push `seq`."""
+    def prepare(self, seq: int) -> None:
+        """What is staged is part of push `seq`, and goes ahead of it to every shard."""
         staged, self._staged = self._staged, {}
-        for at, gradients in staged.items():
-            sharing = Sharing.of(gradients.ids, len(self.links))
-            counts = gradients.counts if self.specs[at].admit > 1 else None
-            columns = [
-                sharing.parts(column)
-                for column in (gradients.ids, gradients.sums, counts)
-                if column is not None
-            ]
-            for link, *parts in zip(self.links, *columns, strict=True):
-                if len(parts[0]):
-                    self._send(link, seq, at, parts)
+        self._ahead = [(at, self._parts(at, gradients)) for at, gradients in staged.items()]
+        self._seq = seq
+
+    def send(self, link: Link) -> None:
+        """This link's part; again, if another process took the shard's place."""
+        for at, parts in self._ahead:
+            if len(parts[link.address.index][0]):
+                self._send(link, self._seq, at, parts[link.address.index])
+
+    def _parts(self, at: int, gradients: Staged) -> list[list[Tensor]]:
+        """Per shard: ids, sums and, where they matter, counts."""
+        sharing = Sharing.of(gradients.ids, len(self.links))
+        counts = gradients.counts if self.specs[at].admit > 1 else None
+        columns = (gradients.ids, gradients.sums, counts)
+        divided = [sharing.parts(column) for column in columns if column is not None]
+        return [list(parts) for parts in zip(*divided, strict=True)]
 
     def drop(self) -> None:
         self._staged.clear()
@@ -120,7 +132,7 @@ class RemoteTables:
             what = f"the rows of table {self.specs[at].name!r} being taken"
             for shard, link in enumerate(self.links):
                 more = False
-                for part in _pieces(_part(state, shard, len(self.links))):
+                for part in pieces(_part(state, shard, len(self.links))):
                     head = {"table": at, "more": more, "outline": outline(part)}
                     link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
                     more = True
@@ -159,7 +171,7 @@ class RemoteTables:
             rows.index_copy_(0, sharing.order, into)
 
     def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> bool:
-        link.send(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what=what)
+        link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
         return True
 
     def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
@@ -213,18 +225,6 @@ def _part(state: Mapping[str, Tensor], shard: int, shards: int) -> State:
         name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
         for name, value in state.items()
     }
-
-
-def _pieces(state: State) -> Iterator[State]:
-    """Of sizes that travel well; at least one."""
-    each = max(1, sum(value[:1].nbytes for name, value in state.items() if name != "facts"))
-    most = max(len(value) for name, value in state.items() if name.endswith("ids"))
-    step = max(1, PIECE // each)
-    for start in range(0, max(1, most), step):
-        yield {
-            name: value if name == "facts" else value[start : start + step]
-            for name, value in state.items()
-        }
 
 
 def _joined(blanks: Sequence[State]) -> State:

@@ -1,0 +1,165 @@
+"""A shard's tables: what is staged is applied with its push, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from echelon.comm.servers.row_messages import (
+    RowHead,
+    blank_state,
+    outline,
+    pack_rows,
+    unpack_rows,
+)
+from echelon.comm.servers.rows import RemoteTables, Sharing, shard_of
+from echelon.core.errors import PeerError
+from echelon.core.rows import RowRule, RowSpec
+from echelon.server.entry import Entry, Staged
+from echelon.server.tables import Tables
+
+SPEC = RowSpec(name="t", width=2, seed=0, std=0.0, rule=RowRule(name="sgd", lr=1.0))
+
+
+def tables(**options: Any) -> Tables:
+    return Tables([SPEC.model_copy(update=options).model_dump(mode="json")])
+
+
+def body(ids: list[int], value: float, counts: list[int] | None = None) -> list[Tensor]:
+    found = [torch.tensor(ids), torch.full((len(ids), 2), value)]
+    return found if counts is None else [*found, torch.tensor(counts, dtype=torch.int32)]
+
+
+def row(held: Tables, key: int) -> float:
+    return float(held.pull(0, torch.tensor([key]))[0, 0])
+
+
+def entry(version: int, *pushes: tuple[int, int], **options: Any) -> Entry:
+    return Entry(version, version, tuple(Staged(*push) for push in pushes), **options)
+
+
+def test_pushes_of_one_update_are_added_up_and_scaled() -> None:
+    held = tables()
+    held.stage(0, 7, 0, body([1, 2], 1.0))
+    held.stage(1, 9, 0, body([2, 3], 2.0))
+    held.apply(entry(1, (0, 7), (1, 9), factor=0.5), scale=0.5)
+    assert [row(held, key) for key in (1, 2, 3)] == [-0.25, -0.75, -0.5]
+    held.apply(entry(2, (0, 7)), scale=1.0)
+    assert row(held, 1) == -0.25, "nothing is applied twice"
+
+
+def test_what_is_staged_for_another_push_is_left_alone() -> None:
+    held = tables()
+    held.stage(0, 7, 0, body([1], 1.0))
+    held.stage(0, 8, 0, body([2], 1.0))  # the first one came to nothing
+    held.apply(entry(1, (0, 7)), scale=1.0)
+    assert (row(held, 1), row(held, 2)) == (0, 0)
+    held.apply(entry(2, (0, 8)), scale=1.0)
+    assert (row(held, 1), row(held, 2)) == (0, -1)
+    held.stage(3, 1, 0, body([5], 1.0))
+    held.forget(3)
+    held.apply(entry(3, (3, 1)), scale=1.0)
+    assert row(held, 5) == 0
+
+
+def test_messages_of_one_push_belong_together() -> None:
+    held = tables()
+    held.stage(0, 1, 0, body([1, 2], 1.0))
+    held.stage(0, 1, 0, body([3], 1.0))
+    assert held.reduce([Staged(0, 1)]) == 6
+    held.apply(entry(1, (0, 1), measured=True), scale=2.0)
+    assert [row(held, key) for key in (1, 2, 3)] == [-2, -2, -2]
+
+
+def test_values_are_clipped_after_they_are_scaled() -> None:
+    held = tables()
+    held.stage(0, 1, 0, body([1], 3.0))
+    held.apply(entry(1, (0, 1), limit=0.5), scale=0.1)
+    assert row(held, 1) == pytest.approx(-0.3)
+    held.stage(0, 2, 0, body([1], 30.0))
+    held.apply(entry(2, (0, 2), limit=0.5), scale=0.1)
+    assert row(held, 1) == pytest.approx(-0.8)
+
+
+def test_occurrences_are_counted_over_trainers() -> None:
+    held = tables(admit=3)
+    held.stage(0, 1, 0, body([1, 2], 1.0, [1, 1]))
+    held.stage(1, 1, 0, body([1], 1.0, [2]))
+    held.apply(entry(1, (0, 1), (1, 1)), scale=1.0)
+    assert held.figures() == {"rows_t": 1, "waiting_t": 1}
+
+
+def test_versions_pass_for_rows_that_are_not_in_them() -> None:
+    held = tables(expire=2)
+    held.stage(0, 1, 0, body([1], 1.0))
+    held.apply(entry(1, (0, 1)), scale=1.0)
+    for version in (2, 3, 4):
+        held.apply(entry(version, (0, version)), scale=1.0)
+    assert row(held, 1) == 0
+    assert held.figures()["rows_t"] == 0
+
+
+@pytest.mark.parametrize(
+    "specs", ["t", [{}], [{"name": "a b"}], [SPEC.model_dump(mode="json")] * 257]
+)
+def test_a_set_up_that_makes_no_sense_is_refused(specs: Any) -> None:
+    with pytest.raises(PeerError, match="table"):
+        Tables(specs)
+
+
+def test_gradients_that_make_no_sense_are_refused() -> None:
+    held = tables()
+    assert [part.shape for part in held.blank(RowHead(0, 3, True), 3 * 20)] == [(3,), (3, 2), (3,)]
+    with pytest.raises(PeerError, match="gradients of 3 rows in 47 bytes"):
+        held.blank(RowHead(0, 3), 47)
+    with pytest.raises(PeerError, match="gradients of 0 rows"):
+        held.blank(RowHead(0, 0), 0)
+    with pytest.raises(PeerError, match="asks for table 1 of 1"):
+        held.blank(RowHead(1, 3), 48)
+    with pytest.raises(PeerError, match="ids are not in order"):
+        held.stage(0, 1, 0, body([2, 2], 1.0))
+
+
+def test_heads_come_back_as_they_were() -> None:
+    head = RowHead(3, 70_000, True)
+    assert unpack_rows(pack_rows(head)) == head
+    with pytest.raises(PeerError, match="a head of 3 bytes about rows"):
+        unpack_rows(b"abc")
+
+
+def test_an_outline_says_what_follows() -> None:
+    state = {"ids": torch.arange(3), "rows": torch.zeros(3, 2)}
+    blank = blank_state(outline(state), 3 * 8 + 6 * 4)
+    assert {n: (v.shape, v.dtype) for n, v in blank.items()} == {
+        n: (v.shape, v.dtype) for n, v in state.items()
+    }
+    with pytest.raises(PeerError, match="have 7 bytes, their outline says 48"):
+        blank_state(outline(state), 7)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [None, [], [["a"]], [["a", "object", 3]], [["a", "int64", -1]], [["a", "int64", 1, 2, 3]]],
+)
+def test_an_outline_that_makes_no_sense_is_refused(lines: Any) -> None:
+    with pytest.raises(PeerError, match="outline"):
+        blank_state(lines, 8)
+
+
+def test_ids_are_shared_evenly_and_stay_in_order() -> None:
+    ids = torch.arange(30_000) * 1024
+    owner = shard_of(ids, 3)
+    assert abs(float((owner == 1).mean()) - 1 / 3) < 0.02
+    sharing = Sharing.of(ids, 3)
+    parts = sharing.parts(ids)
+    assert all(bool((part[1:] > part[:-1]).all()) for part in parts)
+    assert [len(part) for part in parts] == sharing.sizes
+    assert sorted(torch.cat(list(parts)).tolist()) == ids.tolist()
+
+
+def test_nobody_to_ask() -> None:
+    with pytest.raises(PeerError, match="not connected to the servers"):
+        RemoteTables([SPEC]).store(0).pull(torch.tensor([1]))
