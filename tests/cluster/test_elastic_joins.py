@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,11 @@ def test_what_is_no_invitation_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "'nowhere' is neither a join string (echelon://HOST:PORT/KEY) nor the folder" in said
     said = refused(join(tmp_path, "echelon://127.0.0.1:1/abc"))
     assert "echelon://HOST:PORT/KEY" in said
+
+
+def test_a_run_that_is_over_is_said_to_be(tmp_path: Path) -> None:
+    """Nobody can listen any more, and so nobody is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    said = refused(join(tmp_path, f"echelon://127.0.0.1:{port}/{'0' * 64}"))
+    assert said == f"error: the run has ended: nobody listens at 127.0.0.1:{port}"

@@ -162,8 +162,9 @@ class ElasticGroup:
 
     def on_record(self, version: int) -> bool | None:
         """Whether the updates up to this version are; None if that may still come."""
+        heard = self._liaison.is_heard  # looked at first: what comes meanwhile counts
         recorded = self._liaison.recorded
-        if recorded is None or self._ended is not None:
+        if recorded is None or not heard:
             return recorded is not None and recorded >= version
         return True if recorded >= version else None
 

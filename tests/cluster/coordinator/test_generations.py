@@ -237,6 +237,7 @@ def test_a_fatal_error_of_one_ends_the_run_for_all() -> None:
     assert "member 1 (pid 11 on here): the loss is not finite" in scene.told(zero, "end")[0]["why"]
     assert not scene.told(zero, "regroup")
     assert scene.written("lost")[0]["how"] == "error"
+    scene.say(zero, "leave", why="the run has ended", fatal=False)
     assert scene.written("finished")[0]["status"] == "failed"
     scene.desk.disconnected(scene.now, zero)
     assert scene.desk.is_done

@@ -6,9 +6,9 @@ import socket
 import time
 from typing import Any
 
-from echelon.comm.channel.doorway import close_in_children
 from echelon.cluster.coordinator.frames import BadFrame, Decoder, Message, encode
 from echelon.cluster.coordinator.handshake import answer_to, fresh_nonce, is_proof
+from echelon.comm.channel.doorway import close_in_children
 from echelon.core.errors import PeerError
 
 _CHUNK = 1 << 16

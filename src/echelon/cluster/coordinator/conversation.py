@@ -74,7 +74,7 @@ class Conversation:
     def start(self) -> None:
         """Connect, be welcomed, and go on in a thread."""
         try:
-            self._connect()
+            self._connect(first=True)
         except BaseException:
             self.close()
             raise
@@ -155,7 +155,7 @@ class Conversation:
             until = min(until, self._commits_at)
         return max(0.0, until - now)
 
-    def _connect(self) -> None:
+    def _connect(self, *, first: bool = False) -> None:
         """Try for as long as the deadline allows: the coordinator may be starting again."""
         began, pause = time.monotonic(), _SOONEST
         while not self._stopping.is_set():
@@ -166,6 +166,9 @@ class Conversation:
                 raise
             except (OSError, BadFrame) as error:
                 self._hang_up()
+                if first and isinstance(error, ConnectionRefusedError):
+                    host, port = self._address
+                    raise RunOver(f"nobody listens at {host}:{port}") from None
                 self._check(began, error)
                 self._stopping.wait(pause)
                 pause = min(2 * pause, _LATEST)
@@ -175,7 +178,8 @@ class Conversation:
                 return
 
     def _check(self, began: float, error: Exception) -> None:
-        # Its socket outlives a coordinator: where nobody listens, nobody will.
+        # Its socket outlives a coordinator: where nobody listens, nobody will. Whoever was there
+        # before waits a little all the same: there may be a network in between.
         gone = isinstance(error, ConnectionRefusedError)
         patience = min(_GONE, self._deadline) if gone else self._deadline
         if time.monotonic() - began > patience:

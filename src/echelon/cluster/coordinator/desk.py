@@ -217,7 +217,7 @@ class Desk:
         loss = Loss(member, "error" if fatal else "left", why)
         self._remove(now, loss)
         if fatal:
-            self.generations.end("failed", f"{member}: {why}")
+            self.generations.failed(f"{member}: {why}")
         elif not len(self.roster) and not self.generations.is_over:
             self.generations.end("left", why)
         self.generations.lost(now, member, _because(loss))

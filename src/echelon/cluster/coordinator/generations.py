@@ -2,7 +2,7 @@
 
        all expected members have arrived              someone is lost, or arrives
 GATHERING ───────────────────────────▶ FORMED ───────────────────────────────▶ GATHERING …
-    │ too few for too long                │ a member says that training is over
+    │ too few for too long                │ a member says that training is over, or has failed
     ▼                                     ▼
   ENDED ◀──────────────────────────── CLOSING      when the last member has left
 """
@@ -86,7 +86,7 @@ class Generations:
         if left > member.generation:
             raise BadFrame(f"{member} leaves generation {left}, and is in {member.generation}")
         if self.is_over:
-            self._outbox.send(member.id, "end", why=self.ending)
+            self._say_end(member)
             return
         if member.arrival is None:
             self._arrivals += 1
@@ -123,21 +123,30 @@ class Generations:
         self._outbox.note("over", status=status)
         for member in self._roster:
             if member.arrival is not None or member.generation != self.number:
-                self._outbox.send(member.id, "end", why=status)
+                self._say_end(member)
+
+    def failed(self, why: str) -> None:
+        """A member's error ends the run for all; what they still have to tell is heard."""
+        if self.phase is Phase.ENDED or self._hears_last_words:
+            return
+        self.closing("failed", why)
+        self._outbox.note("over", status="failed", why=why)
+        for member in self._roster:
+            self._say_end(member)
 
     def end(self, status: str, why: str) -> None:
         if self.phase is Phase.ENDED:
             return
         self.finished(status, why)
         for member in self._roster:
-            self._outbox.send(member.id, "end", why=why)
+            self._say_end(member)
         version = self._versions.recorded
         self._outbox.note("finished", status=status, version=version, why=why)
 
     def returned(self, member: Member, generation: int) -> None:
         """Tell a member that has a new connection what it may have missed with the old one."""
-        if self.phase is Phase.ENDED:
-            self._outbox.send(member.id, "end", why=self.ending)
+        if self.phase is Phase.ENDED or self._hears_last_words:
+            self._say_end(member)
             return
         if generation < member.generation:
             self._tell(member)
@@ -199,12 +208,21 @@ class Generations:
         if self.phase is Phase.FORMED and len(living) < len(self.current.order):
             self._gather(now, "a member is lost", urgent=True)
 
-    def closing(self, status: str) -> None:
-        self.phase, self.last_word = Phase.CLOSING, (status, status)
+    def closing(self, status: str, why: str | None = None) -> None:
+        self.phase, self.last_word = Phase.CLOSING, (status, why or status)
 
     def finished(self, status: str, why: str) -> None:
         """The run has ended, and everybody who was there knows."""
         self.phase, self.last_word = Phase.ENDED, (status, why)
+
+    @property
+    def _hears_last_words(self) -> bool:
+        """Whether members that know of the run's end may still have updates to tell of."""
+        failed = self.last_word is not None and self.last_word[0] == "failed"
+        return self.phase is Phase.CLOSING and failed
+
+    def _say_end(self, member: Member) -> None:
+        self._outbox.send(member.id, "end", why=self.ending, hears=self._hears_last_words)
 
     @property
     def ending(self) -> str:

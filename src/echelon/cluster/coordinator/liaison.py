@@ -104,6 +104,11 @@ class Liaison:
                 self._talk.wake()
 
     @property
+    def is_heard(self) -> bool:
+        """Whether what is reported may still come to be on record."""
+        return self._standing.end is None
+
+    @property
     def recorded(self) -> int | None:
         """The last version known to be on record; None for one that does not lead."""
         return self._standing.recorded if self._standing.leads else None
@@ -171,6 +176,7 @@ class Liaison:
         """
         standing = self._standing
         with standing.turn:
+            fatal = fatal and standing.ending is None  # or it follows from what ended the run
             if standing.end is None and standing.last is None:
                 item = Item("leave", {"why": one_line(why), "fatal": fatal, "over": over})
                 standing.last = self._backlog.put(item)

@@ -140,7 +140,7 @@ class _Reader:
         self._desk.leases.give_back(entry["member"], _lease(entry))
 
     def _over(self, entry: Entry) -> None:
-        self._desk.generations.closing(entry["status"])
+        self._desk.generations.closing(entry["status"], entry.get("why"))
 
     def _finished(self, entry: Entry) -> None:
         self._desk.generations.finished(entry["status"], entry.get("why", entry["status"]))

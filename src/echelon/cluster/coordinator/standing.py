@@ -41,6 +41,9 @@ class Standing:
         self.last: Item | None = None
         """The leave that is under way."""
         self.end: str | None = None
+        """Why there is nobody to talk to any more."""
+        self.ending: str | None = None
+        """Why the run is over; the coordinator may still hear what is to be told."""
         self.turn = Condition()
         self.step: int | None = None
         self.doing = ""
@@ -62,7 +65,7 @@ class Standing:
             "leased": self._leased,
             "refused": self._refused,
             "expelled": lambda message: self._expelled(message["why"]),
-            "end": lambda message: self.over(message["why"]),
+            "end": self._is_over,
         }
 
     @property
@@ -77,8 +80,8 @@ class Standing:
         """Until it is so. Raises if it cannot be any more, or if nobody says a word for so long."""
         self._word = time.monotonic()
         while not what():
-            if self.end is not None:
-                raise PeerError(f"the run has ended: {self.end}")
+            if (why := self.ending or self.end) is not None:
+                raise PeerError(f"the run has ended: {why}")
             if time.monotonic() - self._word > deadline:
                 raise PeerError(f"no word from the coordinator for {deadline:g} s")
             self.turn.wait(_LOOK)
@@ -118,9 +121,22 @@ class Standing:
     def over(self, why: str) -> None:
         """The run is, or nobody can be reached who would know."""
         with self.turn:
-            first, self.end = self.end is None, why
+            self.end = why
             self.turn.notify_all()
         self.stop()
+        self._ends(why)
+
+    def _is_over(self, message: Message) -> None:
+        """The coordinator says so, and whether it will listen until we leave."""
+        if message.get("hears"):
+            self._ends(message["why"])
+        else:
+            self.over(message["why"])
+
+    def _ends(self, why: str) -> None:
+        with self.turn:
+            first, self.ending = self.ending is None, self.ending or why
+            self.turn.notify_all()
         if first and self.last is None:
             self._ended(why)
 
