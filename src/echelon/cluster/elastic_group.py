@@ -24,7 +24,7 @@ from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.directory import Directory
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.protocols import Healing
-from echelon.core.types import Ask
+from echelon.core.types import Ask, Lease
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -167,6 +167,31 @@ class ElasticGroup:
         if recorded is None or not heard:
             return recorded is not None and recorded >= version
         return True if recorded >= version else None
+
+    @property
+    def pace(self) -> float | None:
+        return self._liaison.pace
+
+    @pace.setter
+    def pace(self, seconds: float | None) -> None:
+        self._liaison.pace = seconds
+
+    def lease(
+        self, epoch: int, wanted: int, unit: int, used: Sequence[tuple[int, int]]
+    ) -> list[Lease]:
+        """What this member holds of an epoch, once the coordinator has given it what it should."""
+        try:
+            return self._liaison.lease(epoch, wanted, unit, used)[0]
+        except PeerError as error:
+            raise RunEnded(self._ended or str(error)) from None
+
+    def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None:
+        """The first member's word of what is consumed; nobody holds anything then."""
+        self._liaison.open_ledger(version, ledger)
+
+    def recorded(self) -> int:
+        """The last version that is known to be on record."""
+        return self._liaison.recorded or 0
 
     def rolled_back(self, version: int, why: str) -> None:
         self._liaison.rolled_back(version, why)

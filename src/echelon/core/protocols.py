@@ -201,6 +201,8 @@ class Strategy(Protocol):
     """Whether this member can make a `state_dict` that is complete without the others."""
     remote: bool
     """Whether weights and optimizer live with servers, and it is a `RemoteStrategy`."""
+    apart: bool
+    """Whether members make updates each for itself, and meet now and then."""
 
     def setup(self, task: Task, comm: Comm) -> None:
         """Build model and optimizer from the task's factories."""
@@ -269,11 +271,25 @@ class RemoteStrategy(Strategy, Protocol):
 
     lacks_state: bool
     """Whether the servers have lost the state, or part of it: somebody has to load one."""
-    apart: bool
-    """Whether members make updates each for itself, and meet now and then."""
+    share: int
+    """Samples of this member's next update where it makes them for itself; 0: as the job says."""
+    pace: float | None
+    """Seconds per sample."""
 
     def pull(self) -> int:
-        """Have the servers' weights; returns their version."""
+        """Have the servers' weights, to look at; returns their version."""
+        ...
+
+    def rest(self) -> None:
+        """No update comes from this member for now: nobody is to wait for it."""
+        ...
+
+    def leave_out(self, lease: Lease) -> None:
+        """These samples are done with, without an update."""
+        ...
+
+    def consumed(self) -> dict[str, Any]:
+        """The ledger as the servers know it."""
         ...
 
     def unheard(self, version: int) -> Sequence[Sequence[int]]:

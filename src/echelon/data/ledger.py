@@ -26,6 +26,9 @@ class Ledger:
     It is not locked: leases are drawn and committed in one thread.
     """
 
+    dry = False
+    """Whether others hold all that is left, where leases come from elsewhere."""
+
     def __init__(self, samples: int) -> None:
         assert samples > 0, f"a ledger of {samples} samples"
         self.samples = samples

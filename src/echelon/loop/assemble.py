@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -11,7 +11,14 @@ from echelon import optim, strategy
 from echelon.checkpoint import Shelf, randomness
 from echelon.core.config import Job, OptimizerSection
 from echelon.core.errors import ConfigError, DataError, TaskError, unknown
-from echelon.core.protocols import BatchSource, Comm, Observer, Schedule, Strategy
+from echelon.core.protocols import (
+    BatchSource,
+    Comm,
+    Observer,
+    RemoteStrategy,
+    Schedule,
+    Strategy,
+)
 from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel, Shard
 from echelon.data.datasets import DatasetSource
@@ -21,6 +28,7 @@ from echelon.loop.fellows import Fellows
 from echelon.loop.health import LayerHealth
 from echelon.loop.limits import Limits
 from echelon.loop.run import Run
+from echelon.loop.shared_ledger import Leasing, SharedLedger
 
 CHECKPOINTS = "checkpoints"
 
@@ -42,13 +50,13 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
         fellows=Fellows(comm, chosen.shard, job.seed),
         strategy=chosen,
         schedule=schedule,
-        ledger=Ledger(len(task.train)),
+        ledger=_ledger(len(task.train), comm, chosen),
         loader=Loader(
             task.train,
             seed=job.seed,
             augment=task.augment,
             micro=job.accumulate,
-            shard=chosen.shard,
+            shard=Shard() if chosen.apart else chosen.shard,
             prefetch=read_ahead(job, task.train),
             device=device,
         ),
@@ -69,6 +77,12 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
             target=job.stop.target,
         ),
     )
+
+
+def _ledger(samples: int, comm: Comm, chosen: Strategy) -> Ledger:
+    if chosen.apart:
+        return SharedLedger(samples, cast(Leasing, comm), cast(RemoteStrategy, chosen))
+    return Ledger(samples)
 
 
 def set_up(job: Job, task: Task, comm: Comm, schedule: Schedule, observer: Observer) -> Strategy:

@@ -58,6 +58,13 @@ class Fellows:
             told = ", ".join(f"member {member}: {step}" for member, step in enumerate(found))
             raise RunError(f"{where}: members found checkpoints of different steps ({told})")
 
+    def sum(self, value: int) -> int:
+        """Of all members' values; nobody goes on before all are here."""
+        return int(self._collective().sum([float(value)])[0])
+
+    def barrier(self) -> None:
+        self._collective().barrier()
+
     def part(self) -> None:
         """Nobody leaves before the last checkpoint is written, where others could still do it."""
         if self._comm.elastic and self._comm.count > 1:

@@ -22,6 +22,8 @@ def follow(run: Run) -> None:
     if servers.lacks_state or servers.pull() < run.version:
         _go_back(run)
         servers.pull()
+    if servers.apart:
+        return  # what is consumed is asked for before anybody goes on
     for epoch, start, stop, version, _ in servers.unheard(run.version):
         run.ledger.take_in(Lease(epoch, start, stop), version)
         run.version = version

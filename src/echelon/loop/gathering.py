@@ -13,6 +13,7 @@ import time
 from echelon.comm.torn import is_torn
 from echelon.core.errors import PeerError
 from echelon.core.protocols import Healing
+from echelon.core.types import Shard
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows
 from echelon.loop.following import follow
@@ -39,7 +40,7 @@ def gather(run: Run) -> None:
         _meet_again(run)
     else:
         _divide(run)
-    run.loader.shard = run.strategy.shard
+    run.loader.shard = Shard() if run.strategy.apart else run.strategy.shard
     if run.valid is not None:
         run.valid.shard = run.strategy.shard
     run.gathering = False

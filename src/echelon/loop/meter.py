@@ -22,12 +22,13 @@ class Meter:
         self._since = time.perf_counter()
         self._rates = (0.0, 0.0)
 
-    def add(self, done: Update, size: int) -> None:
+    def add(self, done: Update, size: int, steps: int = 1) -> None:
+        """An update of so many samples; or `steps` like it, of which others made the rest."""
         self._loss_sum += done.loss_sum
         self._weight += done.weight
-        self.steps += 1
-        self._samples += size
-        self.samples += size
+        self.steps += steps
+        self._samples += size * steps
+        self.samples += size * steps
 
     def peek(self) -> dict[str, float]:
         """Loss and rates of the current window, or of the last one while this one is empty."""

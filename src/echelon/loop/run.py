@@ -67,6 +67,12 @@ class Run:
     """Whether somebody waits to join."""
     secured: bool = False
     """Whether there is a checkpoint to begin from, or no need for one."""
+    heard: int = 0
+    """What was asked for since members last met, where each makes updates for itself."""
+    met_at: int = 0
+    """The version at which they last met."""
+    opened: bool = False
+    """Whether members have met in this generation."""
     newcomer: bool = False
     """Whether this member's state is not worth anything yet."""
     lead: Callable[[], None] = lambda: None
@@ -96,12 +102,28 @@ class Run:
         return self._seconds + time.perf_counter() - self._started
 
     @property
+    def to_meet(self) -> bool:
+        """Whether members that go their own ways have to come together now."""
+        return self.strategy.apart and (self.heard != 0 or self.ledger.dry)
+
+    @property
     def progress(self) -> list[int]:
         """Compared with other members': who is further than whom."""
-        return [self.version, self._evaluated_at, self.epoch]
+        made = self.met_at if self.strategy.apart else self.version
+        return [made, self._evaluated_at, self.epoch]
 
     def attend(self) -> str | None:
         """Do what is due at this version; returns why to stop, if so."""
+        self.glance()
+        if self._is_due(self.job.evaluate.every):
+            self.evaluate()
+        if self._is_due(self.job.checkpoint.every):
+            self.save()
+        self._plan()
+        return self.over()
+
+    def glance(self) -> None:
+        """Tell how it goes: what can be done without the others."""
         if time.perf_counter() >= self.tick_at:
             if self.limits.late(self.seconds):
                 self.comm.asked |= Ask.TIME
@@ -110,15 +132,9 @@ class Run:
                 self.clerk.tick()
             self._hear_writer()
             self.tick_at = time.perf_counter() + TICK
-        if self._is_due(self.job.track.every) and self._logged_at != self.version:
+        if self._is_due(self.job.track.every, self._logged_at) and self._logged_at != self.version:
             self._logged_at = self.version
             self.observer.logged(self.version, self._figures(self.meter.read()))
-        if self._is_due(self.job.evaluate.every):
-            self.evaluate()
-        if self._is_due(self.job.checkpoint.every):
-            self.save()
-        self._plan()
-        return self.over()
 
     def epoch_done(self) -> str | None:
         """The epoch's own evaluation and checkpoint."""
@@ -163,6 +179,13 @@ class Run:
 
     def heed(self, asked: int) -> None:
         """Some member asked all for something: its clock ran out, it got a signal, …"""
+        self.heard |= asked  # where members are apart, others may have heard more
+        if not self.strategy.apart:
+            self.agreed(asked)
+
+    def agreed(self, asked: int) -> None:
+        """All members know of these wishes."""
+        self.heard = 0
         if Ask.SIGNAL.among(asked):
             self.interrupted = self._wish or "stopped by another member"
         elif Ask.TIME.among(asked):
@@ -207,33 +230,13 @@ class Run:
                 self.writer.finish(self.version)
         self.tell()
 
-    def secure(self) -> None:
-        """Where a part of the state may be lost with its holder, there is a first checkpoint."""
-        safe = self.strategy.alone and not self.strategy.remote
-        if self.comm.elastic and not (safe or self.secured or self.version):
-            self.save(last=True)  # on disk before the first update, which needs all members
-        self.secured = True
-
-    def save_last_words(self) -> None:
-        """A run that breaks off leaves its last update behind, if this member has all of it."""
-        if self.comm.index or not self.strategy.alone or self.version <= self.writer.saved:
-            return
-        if self.comm.on_record(self.version) is False:  # its samples would count as never seen
-            return
-        try:
-            cut = self.cut(alone=True) if self.strategy.settle() else None
-            if cut and cut["strategy"]["version"] == self.version:
-                self.writer.save_now(self.version, cut)
-        except Exception as error:  # whatever it is: there is a first error to be told
-            self.notice(f"the last update was not saved: {type(error).__name__}: {error}")
-
     def take_over(self) -> None:
         """Checkpoints are this member's affair now: what there is, another one has written."""
         self.writer.saved = max(self.shelf.versions(), default=0)
 
     def met_again(self) -> None:
         """All of a new generation do the same: what each kept to itself is forgotten."""
-        self._saved_at = -1
+        self._saved_at, self.opened = -1, False
         self.evaluation = self.evaluation and Evaluation(self.evaluation.values, {}, 0)
 
     def tell(self) -> None:
@@ -245,17 +248,6 @@ class Run:
         """Tell the observers, who know the step themselves."""
         step, _, rest = message.partition(": ")
         self.observer.noticed(self.version, rest if step.startswith("step ") else message)
-
-    def skip_or_raise(self, lease: Lease, error: NonFiniteError) -> None:
-        """A non-finite update was not applied: end the run, or leave its samples out."""
-        if self.job.health.non_finite == "stop":
-            raise error
-        self.ledger.leave_out(lease, self.version)
-        self.left_out.append(lease)
-        self.notice(
-            f"{error}; left out {lease.size} samples (epoch {lease.epoch}, "
-            f"positions {lease.start} to {lease.stop})"
-        )
 
     def cut(self, *, alone: bool = False, healing: bool = False) -> dict[str, Any]:
         """Everything that decides what comes next, at one version; `alone`, without the others.
@@ -292,7 +284,7 @@ class Run:
         if loop["stop"] != self.job.stop.model_dump(mode="json"):
             self.early.should_stop = None  # another rule, another judgement
         self.left_out = [Lease(*lease) for lease in loop["left_out"]]
-        self.version = self._saved_at = cut["strategy"]["version"]
+        self.version = self.met_at = self._saved_at = cut["strategy"]["version"]
         self.writer.saved = min(self.writer.saved, self.version) if healed else self.version
         self.epoch = loop["epoch"]
         self.meter = Meter(loop["samples"])
@@ -311,12 +303,13 @@ class Run:
         self.writer.check()
         if not self._ready:
             self._ready = True
-            if self.comm.index == 0 and self.strategy.alone and self._saves_on_the_way():
+            alone = self.strategy.alone and not self.strategy.remote
+            if self.comm.index == 0 and alone and self._saves_on_the_way():
                 self.writer.prepare(self.strategy.state_dict())
 
     def _saves_on_the_way(self) -> bool:
-        evaluates = self.valid is not None and self.job.evaluate.every != "never"
-        return self.job.checkpoint.every != "never" or (evaluates and self.job.checkpoint.best)
+        looks = self.valid is not None and self.job.evaluate.every != "never"
+        return self.job.checkpoint.every != "never" or (looks and self.job.checkpoint.best)
 
     def _figures(self, values: dict[str, float]) -> dict[str, float]:
         return values | {
@@ -331,8 +324,13 @@ class Run:
         with self.meter.pause():
             return evaluate(self.strategy, self.valid, self.metrics, evaluation_size(self.job))
 
-    def _is_due(self, every: object) -> bool:
-        return isinstance(every, int) and self.version % every == 0
+    def _is_due(self, every: object, last: int | None = None) -> bool:
+        """At this version; where versions are not seen one by one, since the `last` look."""
+        if not isinstance(every, int):
+            return False
+        if self.strategy.apart:
+            return self.version // every > max(0, self.met_at if last is None else last) // every
+        return self.version % every == 0
 
     def _plan(self) -> None:
         """The next version at which anything is due, so that a step in between costs nothing."""

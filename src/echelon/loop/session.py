@@ -26,6 +26,7 @@ from echelon.loop.interrupt import on_interrupt
 from echelon.loop.open_run import CONFIG, FITTED, read_fitted
 from echelon.loop.result import Result
 from echelon.loop.run import Run
+from echelon.loop.safety import save_last_words
 from echelon.loop.train import train
 from echelon.task import prepare
 from echelon.track import Observers, Recorder, Store, exporter, try_report
@@ -172,7 +173,7 @@ def _best(run: Run) -> dict[str, Any] | None:
 def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
     """Leave word of what happened beside the run, unless who watches over all will."""
     if isinstance(error, Exception) and not isinstance(error, CheckpointError):
-        run.save_last_words()
+        save_last_words(run)
     run.tell()
     if run.comm.watched:
         return

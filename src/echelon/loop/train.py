@@ -7,6 +7,7 @@
         the epoch's end: evaluate, checkpoint
     the end: evaluate, checkpoint
     a member is lost or comes, at any point ─▶ gather: meet again, heal ─▶ the same again
+    members that make updates each for itself ─▶ meet before anything that all do together
 
 It knows nothing of processes: where gradients meet is the strategy's affair. All that follows a
 loss can be called again: what is committed, evaluated or saved already is not done twice.
@@ -20,7 +21,9 @@ from contextlib import closing
 
 from echelon.core.errors import NonFiniteError, PeerError
 from echelon.loop.gathering import gather, lost
+from echelon.loop.meeting import meet, open_ledger
 from echelon.loop.run import Run
+from echelon.loop.safety import secure, skip_or_raise
 
 
 def train(run: Run) -> str:
@@ -28,7 +31,7 @@ def train(run: Run) -> str:
     while True:
         try:
             gather(run)
-            run.secure()
+            secure(run)
             if (reason := _epochs(run)) is None:
                 continue
             run.finish()
@@ -40,6 +43,9 @@ def train(run: Run) -> str:
 
 def _epochs(run: Run) -> str | None:
     """Why it is over; None if members are to meet first, after which all may be different."""
+    if run.strategy.apart and not run.opened:
+        open_ledger(run)
+        run.opened = True
     if reason := run.over():
         return reason
     for epoch in itertools.count(run.epoch):
@@ -47,10 +53,11 @@ def _epochs(run: Run) -> str | None:
             return f"{run.limits.epochs} epochs done"
         run.epoch = epoch
         while run.ledger.remaining(epoch):
-            if reason := _pass(run, epoch):
+            reason = _pass(run, epoch)
+            if run.to_meet:
+                reason = meet(run)
+            if reason or run.gathering:
                 return reason
-            if run.gathering:
-                return None
         if reason := run.epoch_done():
             return reason
     raise AssertionError("epochs never end by themselves")
@@ -65,6 +72,7 @@ def _pass(run: Run, epoch: int) -> str | None:
         ledger.commit,
         time.perf_counter,
     )
+    attend = run.glance if strategy.apart else run.attend
     stream = run.loader.stream(ledger.leases(epoch, run.batch_size))
     try:
         with closing(stream):
@@ -73,21 +81,22 @@ def _pass(run: Run, epoch: int) -> str | None:
                 try:
                     done = update(lease)
                 except NonFiniteError as error:
-                    run.skip_or_raise(lease, error)
-                    if reason := run.over():
+                    skip_or_raise(run, lease, error)
+                    if not strategy.apart and (reason := run.over()):
                         return reason
                     continue
-                if not done.committed:
-                    run.notice(done.reason)
-                    return None
-                commit(lease, done.version)
-                meter.add(done, lease.stop - lease.start)
-                version = run.version = done.version
                 if done.asked:
                     run.heed(done.asked)
-                if (version >= run.due_at or clock() >= run.tick_at) and (reason := run.attend()):
+                if not done.committed:
+                    if done.reason:
+                        run.notice(done.reason)
+                    return None
+                commit(lease, done.version)
+                meter.add(done, lease.stop - lease.start, done.version - run.version)
+                version = run.version = done.version
+                if (version >= run.due_at or clock() >= run.tick_at) and (reason := attend()):
                     return reason
-                if run.gathering:
+                if run.gathering or run.heard:
                     return None
         return None
     finally:

@@ -56,6 +56,7 @@ class Synchronous(ABC):
     whole = True
     alone = False
     remote = False
+    apart = False
     _stepping = False
 
     def __init__(

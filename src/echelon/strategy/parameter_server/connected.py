@@ -20,6 +20,7 @@ from echelon.comm.servers.servers import Servers
 from echelon.core.errors import ConfigError, PeerError
 from echelon.core.protocols import Comm
 from echelon.core.task import Task
+from echelon.core.types import Lease, Shard
 from echelon.optim.build import penalised
 from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
@@ -48,10 +49,18 @@ class Connected(AllReduce):
     """Whether parameters are memory of the servers, or such as they write to."""
     _stale = False
     """Whether the servers may have other weights than the parameters hold."""
+    _resting = True
+    """Whether the servers do not wait for a push of this trainer."""
+    share = 0
 
     @property
-    def apart(self) -> bool:
+    def apart(self) -> bool:  # type: ignore[override]
         return not self._parallel.servers.together
+
+    @property
+    def pace(self) -> float | None:
+        speed = self._pace.speed
+        return 1 / speed if speed else None
 
     def setup(self, task: Task, comm: Comm) -> None:
         if task.optimizer is not None:
@@ -71,6 +80,17 @@ class Connected(AllReduce):
         self._stale = True
         self._refresh()
         return self.version
+
+    def rest(self) -> None:
+        if not self._resting:
+            self._here.rest()
+            self._resting = True
+
+    def leave_out(self, lease: Lease) -> None:
+        self._here.leave_out(lease)
+
+    def consumed(self) -> dict[str, Any]:
+        return self._here.ledger()
 
     def rate(self) -> float:
         """The schedule is the servers'; this one hears and says the same."""
@@ -135,6 +155,15 @@ class Connected(AllReduce):
         found: dict[str, Any] = self._here.state()["optimizer"]
         return found
 
+    def _meet_members(self) -> None:
+        if not self.apart:
+            super()._meet_members()
+            return
+        # Batch norm sees a trainer's own samples, for the others are elsewhere.
+        self.shard = Shard(self._comm.index, self._comm.count)
+        self._peers = self._comm.collective(device=self._numerics.device)
+        self._lockstep = self._meets = False
+
     def _place(self) -> None:
         self._meet_members()
         names, _ = trainable(self.model)
@@ -194,6 +223,10 @@ class Connected(AllReduce):
             self._upload(self._weights_only() | {"version": 0})
             self._peers.barrier()
         self._entry = found.generation, found.members
+        self._resting = True
+        if self.apart and self._numerics.batch:
+            pushes = self._parallel.servers.pushes(len(found.members))
+            self.share = -(-self._numerics.batch // pushes)
         self._stale = True
 
     def _upload(self, state: dict[str, Any]) -> None:
@@ -205,13 +238,14 @@ class Connected(AllReduce):
         held = zip(self._names, self._parameters, strict=True)
         return {"model": {name: parameter.detach() for name, parameter in held}}
 
-    def _refresh(self) -> None:
-        """Have the servers' weights, where they may be others."""
-        if self._stale and self._servers is not None:
-            self._servers.enter(*self._entry)  # a state that was loaded knows nobody
-            self.version = self._servers.pull()
-            self._bind()
-            self._stale = False
+    def _refresh(self, *, begin: bool = False) -> None:
+        """Have the servers' weights, where they may be others; or to `begin` the next batch."""
+        if self._servers is None or not (self._stale or (begin and self.apart and self._resting)):
+            return
+        self._servers.enter(*self._entry)  # a state that was loaded knows nobody
+        self.version = self._servers.pull(begin=begin)
+        self._bind()
+        self._stale, self._resting = False, not begin
 
     def _bind(self) -> None:
         weights = self._here.weights

@@ -28,8 +28,10 @@ from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 class ParameterServer(Connected):
     """The trainers of one generation."""
 
+    _pushed = 0
+
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
-        self._refresh()
+        self._refresh(begin=backward)
         return super().compute(micro, backward=backward)
 
     def update(self, lease: Lease | None = None) -> Update:
@@ -51,30 +53,34 @@ class ParameterServer(Connected):
         return self._concluded(self._here.outcome(), filled)
 
     def _concluded(self, outcome: Outcome, filled: Filled) -> Update:
+        if outcome.kind == "void":
+            raise PeerError(outcome.reason or "an update came too late for its generation")
+        if self.apart:
+            self._resting, self.share = bool(outcome.asked), round(outcome.share)
         if outcome.kind == "refused":
             return self._refused(outcome, filled)
-        if outcome.kind not in ("applied", "done"):
-            raise PeerError(outcome.reason or f"an update was {outcome.kind}")
         self._scaler.update(finite=True)
         # What was applied before, and is sent again, has no sums of its own.
         _, weight, loss_sum, asked, seconds = outcome.row or filled.row
-        if self._pace.compare(seconds / self._peers.count) and self._balanced:
+        if self._pace.compare(seconds / self._peers.count) and self._balanced and not self.apart:
             self._comm.asked |= Ask.BALANCE
         self.version = outcome.version
         self._bind()
         self._clear()
         return Update(
-            committed=True,
+            committed=outcome.kind != "late",
             version=self.version,
             loss_sum=loss_sum,
             weight=weight,
-            asked=int(asked) | outcome.asked,
+            asked=outcome.asked or int(asked),
             staleness=outcome.staleness,
             peers=self._comm.count,
         )
 
     def _refused(self, outcome: Outcome, filled: Filled) -> Update:
         """Refused for one is refused for all: they find out together whose fault it is."""
+        if self.apart:
+            return self._refused_alone(outcome, filled)
         missing = len(filled.missing) == len(self._parameters)
         _, weight, loss_sum, *_ = filled.row
         sums = self._peers.sum([weight, loss_sum, float(not filled.finite), float(not missing)])
@@ -89,8 +95,26 @@ class ParameterServer(Connected):
         self._show_gradients(1.0)
         return self._refuse(Met(sums[1], sums[0], finite=False))
 
+    def _refused_alone(self, outcome: Outcome, filled: Filled) -> Update:
+        """Each finds out for itself; others' samples may be part of an update that is refused."""
+        self.version, step = outcome.version, f"step {outcome.version + 1}"
+        if len(filled.missing) == len(self._parameters):
+            raise TaskError(NO_GRADIENT)
+        if filled.row[1] <= 0:
+            raise TaskError(f"{step}: the loss gave its batch a weight of 0")
+        if filled.finite and math.isfinite(filled.row[2]):
+            self._bind()
+            self._clear()
+            return Update(False, self.version, asked=outcome.asked)
+        self._show_gradients(1.0)
+        refused = self._refuse(Met(filled.row[2], filled.row[1], finite=False))
+        self._bind()
+        return refused._replace(asked=outcome.asked)
+
     def _part_of(self, lease: Lease) -> Lease:
         """This member's, as the loader cut it; it may be empty."""
+        if self.apart:
+            return lease
         index, count, size = self.shard.index, self.shard.count, lease.size
         if self.shard.shares:
             low, high = edges(size, self.shard.shares)[index : index + 2]
@@ -100,7 +124,8 @@ class ParameterServer(Connected):
 
     def _made_up(self) -> Lease:
         """Where nobody says which samples these are: others than ever before."""
-        at = self.version * self.shard.count + self.shard.index
+        self._pushed += 1
+        at = self._pushed * self.shard.count + self.shard.index
         return Lease(0, at, at + 1)
 
     def _inspect(self, inspector: Inspector) -> None:
@@ -123,6 +148,8 @@ class ParameterServer(Connected):
         """As all_reduce does; whose gradient it is, is known here."""
         unsynchronise(self.model)
         words = Synchronous._explain(self)
+        if self.apart:
+            return words
         if self._lockstep:
             synchronise(self.model, self._peers, always=True)
         fault = 2 * blame(self._micro, self._loss_sum) + (not self._filled.finite)

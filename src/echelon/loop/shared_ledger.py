@@ -1,0 +1,132 @@
+"""A ledger whose leases come from a coordinator, and whose records are the servers'.
+
+    coordinator ── a range of several batches ──▶ this member ── push, batch by batch ──▶ servers
+         ▲                                                                                  │
+         └── records, from the first member ◀── what was applied, by whom, at which version ┘
+
+What is consumed is known to the servers at any time, and to members as of their last meeting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from echelon.core.protocols import RemoteStrategy
+from echelon.core.types import Lease
+from echelon.data.intervals import Intervals
+from echelon.data.ledger import Ledger, LedgerError
+
+HELD = 16
+"""Batches that a member holds at a time, as long as there are plenty."""
+
+
+class Leasing(Protocol):
+    """Members with a coordinator."""
+
+    index: int
+    pace: float | None
+
+    def lease(
+        self, epoch: int, wanted: int, unit: int, used: Sequence[tuple[int, int]]
+    ) -> list[Lease]: ...
+
+    def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None: ...
+
+    def recorded(self) -> int: ...
+
+
+class SharedLedger(Ledger):
+    """In the place of a member's own."""
+
+    def __init__(self, samples: int, comm: Leasing, strategy: RemoteStrategy) -> None:
+        super().__init__(samples)
+        self._comm, self._strategy = comm, strategy
+        self._epoch = -1
+        self._mine, self._out = Intervals(), Intervals()
+        self._used: list[tuple[int, int]] = []
+        self._reported = 0
+
+    def leases(self, epoch: int, size: int) -> Iterator[Lease]:
+        """What this member holds, and if that is nothing, what it gets; at most so much at once."""
+        size = self._strategy.share or size
+        if epoch != self._epoch:
+            self.drop(epoch)
+        if not self._mine:
+            self._hold(size)
+        while self._mine:
+            start, stop = self._mine.pop(self._strategy.share or size)
+            self._out.add(start, stop)
+            yield Lease(epoch, start, stop)
+
+    def commit(self, lease: Lease, version: int) -> None:  # noqa: ARG002 (the servers know it)
+        if not self._out.take(lease.start, lease.stop):
+            raise LedgerError(f"{lease} is committed but was not out on lease")
+        self._used.append((lease.start, lease.stop))
+
+    def leave_out(self, lease: Lease, version: int) -> None:
+        self._strategy.leave_out(lease)
+        self.commit(lease, version)
+
+    def give_back(self, lease: Lease) -> None:
+        """Held still, and to be done anew."""
+        if not self._out.take(lease.start, lease.stop):
+            raise LedgerError(f"{lease} is given back but was not out on lease")
+        self._mine.add(lease.start, lease.stop)
+
+    def give_back_all(self) -> None:
+        for start, stop in self._out:
+            self._mine.add(start, stop)
+        self._out.clear()
+
+    def drain(self) -> list[Any]:
+        """The first member's: what the servers took in since, in the order of versions."""
+        if self._comm.index != 0:
+            return []
+        recorded = self._comm.recorded()
+        found = self._strategy.unheard(recorded)
+        new = [record for record in found if record[3] > self._reported]
+        self._reported = max([self._reported, *(record[3] for record in new)])
+        return [_told(*record) for record in new]
+
+    def consumed(self) -> int:
+        """Samples in all, as of the last meeting."""
+        return self.samples * len(self._whole) + sum(p.done.total for p in self._pages.values())
+
+    def drop(self, epoch: int = -1) -> None:
+        """Hold nothing any more."""
+        self._epoch, self.dry = epoch, False
+        self._mine.clear()
+        self._out.clear()
+        self._used.clear()
+
+    def meet(self) -> None:
+        """Nobody pushes: know what is consumed."""
+        super().load_state_dict(self._strategy.consumed())
+        self.dry = False
+
+    def open(self, version: int) -> None:
+        """In a new generation: nobody holds anything, and all know what is consumed."""
+        self.meet()
+        self.drop()
+        self._reported = self._comm.recorded()
+        self._comm.open_ledger(version, self.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.drop()
+
+    def _hold(self, size: int) -> None:
+        self._comm.pace = self._strategy.pace
+        held = self._comm.lease(self._epoch, HELD * size, size, self._used)
+        self._used.clear()
+        for _, start, stop in held:
+            self._mine.add(start, stop)
+        self.dry = not self._mine
+
+
+def _told(epoch: int, start: int, stop: int, version: int, member: int) -> list[int]:
+    """As the journal has it; a negative member is one that left these samples out."""
+    if member < 0:
+        return [epoch, start, stop, version + 1, version]
+    return [epoch, start, stop, version, version, member]
