@@ -111,6 +111,10 @@ class Gate:
             self._roll.wait(member, push)
         return self._settle(now)
 
+    def knows(self, member: int, seq: int) -> bool:
+        """Whether this push is part of an update already."""
+        return self._applied.was(member, seq) is not None
+
     def squares(self, version: int, square: float) -> float:
         """The square of a measured round's gradient is known → what it is multiplied with."""
         return self._measured.pop(version).scale_of(square)
@@ -261,7 +265,7 @@ class Gate:
             self._asks.hear(push.asked)
             self._asks.reached_end(self.version)
         if self._merits is not None and push.makes_sense:
-            self._merits.note(member, push.row.merit)
+            self._merits.note(member, push.row.merit, self._roll.members)
         if (began := self._began.pop(member, None)) is not None:
             self._speeds.note(member, push.lease.size, now - began)
 

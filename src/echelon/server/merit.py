@@ -2,9 +2,10 @@
 
 A push says how far its gradient agrees with that of a few held-out samples (the cosine of the two:
 above 0 their loss falls with it, below it rises). One measurement is mostly noise; their moving
-mean is not. A trainer is turned away whose mean says that it does harm *and* is clearly below the
-others': where all of them are at or below 0, as at the end of a training, nobody is to blame.
-It goes on pushing, and takes part again once its mean says so.
+mean is not. Random labels have a mean about 0, where others' is far above; so a trainer is turned
+away if its mean is a small part of the others' median. It goes on pushing, and takes part again
+once its mean is like theirs. Where theirs is about 0 itself, as at the end of a training, nothing
+can be told, and all stays as it is.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any, Literal
 
 from echelon.core.errors import PeerError
 
-NEW = 0.2
+NEW = 0.15
 """How much the last measurement says, beside all before it."""
 PATIENCE = 4
 """Measurements before anybody is turned away."""
-MARGIN = 0.05
-"""Below the others' median: more than that is no chance."""
+OUT, IN = 0.25, 0.5
+"""Parts of the others' median, below and above which a trainer's place changes."""
+NOTHING = 0.05
+"""A median below this tells nothing."""
 
 Policy = Literal["reject", "weigh"]
 
@@ -42,24 +45,34 @@ class Merits:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._means: dict[int, _Mean] = {}
+        self._out: set[int] = set()
         self._rejected: dict[int, int] = {}
 
-    def note(self, member: int, merit: float) -> None:
-        """A measurement; not every push has one."""
+    def note(self, member: int, merit: float, members: Collection[int]) -> None:
+        """A measurement, beside those of all members; not every push has one."""
         if math.isfinite(merit):
             self._means.setdefault(member, _Mean()).add(max(-1.0, min(1.0, merit)))
+            self._judge(members)
 
     def weight(self, member: int, members: Collection[int]) -> float:
         """What its pushes count for, from 0 (nothing comes of them) to 1."""
-        mine, others = self._means.get(member), self._others(member, members)
-        if mine is None or mine.count < PATIENCE or not others:
-            return 1.0
-        theirs = median(others)
-        if mine.value < min(0.0, theirs - MARGIN):
+        if member in self._out:
             return 0.0
-        if self._policy == "reject" or theirs <= MARGIN:
+        mine, theirs = self._means.get(member), self._median(member, members)
+        if self._policy == "reject" or mine is None or theirs is None:
             return 1.0
-        return min(1.0, max(MARGIN, mine.value) / theirs)
+        return min(1.0, max(OUT, mine.value / theirs))
+
+    def _judge(self, members: Collection[int]) -> None:
+        """Who is out and who is in, by all that was measured."""
+        for member in members:
+            mine, theirs = self._means.get(member), self._median(member, members)
+            if mine is None or mine.count < PATIENCE or theirs is None:
+                continue
+            if mine.value < OUT * theirs:
+                self._out.add(member)
+            elif mine.value > IN * theirs:
+                self._out.discard(member)
 
     def reject(self, member: int) -> str:
         """Count it, and say why."""
@@ -72,9 +85,12 @@ class Merits:
             for member, mean in sorted(self._means.items())
         }
 
-    def _others(self, member: int, members: Collection[int]) -> list[float]:
-        known = (self._means.get(other) for other in members if other != member)
-        return [mean.value for mean in known if mean is not None and mean.count >= PATIENCE]
+    def _median(self, member: int, members: Collection[int]) -> float | None:
+        """Of the others; None if it tells nothing."""
+        means = [self._means[other] for other in members if other in self._means]
+        found = [m.value for m in means if m.count >= PATIENCE and m is not self._means.get(member)]
+        middle = median(found) if found else 0.0
+        return middle if middle > NOTHING else None
 
 
 def merits_of(plain: Any) -> Merits | None:

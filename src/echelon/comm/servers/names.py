@@ -187,7 +187,7 @@ def _filled(layout: Layout, what: str, named: Mapping[str, Tensor | None]) -> li
         if values is None and what == "weights":
             raise CheckpointError(f"the checkpoint does not fit the model: it lacks {slot.name!r}")
         if values is not None:
-            place.copy_(_fitting(slot, what, values))
+            place.copy_(_fitting(slot, what, values).detach())
     return flats
 
 
