@@ -83,7 +83,8 @@ def _rejoin(run: Run, healing: Healing) -> None:
 
 
 def _tell(run: Run, before: int, seconds: float) -> None:
-    now = f"{run.comm.count} members go on after {seconds:.2f} s"
+    left = "1 member goes" if run.comm.count == 1 else f"{run.comm.count} members go"
+    now = f"{left} on after {seconds:.2f} s"
     if run.missed is not None:
         run.notice(f"{run.missed}; {now}")
     else:
