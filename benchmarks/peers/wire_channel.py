@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from echelon.comm.channel import Connection, Listener, connect
+from echelon.core.errors import PeerError
 
 from .wire_work import LOOPBACK, REQUEST, touched
 
@@ -21,7 +23,8 @@ def serve(ready: Callable[[str], None], seal: bool) -> None:
     while connection is None:
         connection = listener.accept(1.0)
     listener.close()
-    _echo(connection)
+    with contextlib.suppress(PeerError):  # the caller has ended
+        _echo(connection)
 
 
 def _echo(connection: Connection) -> None:

@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 SILENCE = 1.5
 """Seconds without a sign of life until it is asked why."""
+STOPPED = 1.25
+"""Seconds for which a process may be stopped: that is known, and no guess."""
 PING = 0.4
 """Seconds without anything sent until a ping is due; looked at every `sockets.TICK`."""
 _CLOGGED = 32 * 1024
@@ -95,6 +97,6 @@ class Life:
             return None
         now = monotonic()
         self._stopped = self._stopped or now
-        if now - self._stopped < SILENCE:
+        if now - self._stopped < STOPPED:
             return None
         return f"is frozen: process {self._pid} is stopped"
