@@ -139,3 +139,26 @@ def test_nobody_is_blamed_for_the_time_the_coordinator_itself_did_not_run() -> N
     assert lost(scene) == []
     scene.tick(2)
     assert len(lost(scene)) == 2
+
+
+def test_one_that_is_given_up_and_lives_may_return_for_a_while() -> None:
+    scene = Scene()
+    zero, one = scene.together(2)
+    scene.sights[zero.pid] = scene.sights[one.pid] = Sight("T", 0)
+    scene.tick(3.0)
+    assert [entry["how"] for entry in scene.written("lost")] == ["frozen", "frozen"]
+    assert scene.desk.may_return(scene.now)
+    assert not scene.desk.may_return(scene.now + 60)
+    scene.restart()
+    assert scene.desk.may_return(scene.now)
+    del scene.sights[zero.pid]
+    assert scene.desk.may_return(scene.now), "the other one"
+    del scene.sights[one.pid]
+    assert not scene.desk.may_return(scene.now)
+
+
+def test_one_that_was_killed_does_not_return() -> None:
+    scene = Scene(expected=1)
+    (zero,) = scene.together(1)
+    scene.desk.died(scene.now, zero)
+    assert not scene.desk.may_return(scene.now)

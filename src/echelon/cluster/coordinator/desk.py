@@ -24,6 +24,8 @@ from echelon.core.types import Lease
 
 _ASLEEP = 1.0
 """Seconds between two ticks from which on it was the coordinator that did not run."""
+_BACK = 30.0
+"""Seconds in which one that was given up, and may live, can be expected back."""
 _ACKS = 1.0
 """Seconds between two words to everybody about what is on record."""
 
@@ -47,6 +49,8 @@ class Desk:
         self._look = look
         self._stalls = Stalls(self.versions, self.outbox)
         self._ledger = LedgerDesk(self.leases, self.versions, self.roster, self.outbox)
+        self._given_up: list[tuple[float, Member]] = []
+        """Who was, and when, though it may live."""
         self._ticked = self._acked = now
         self._last_ack = 0
         self._handlers = {
@@ -67,6 +71,18 @@ class Desk:
     def is_done(self) -> bool:
         """The run has ended and nobody is left."""
         return self.generations.phase is Phase.ENDED and not len(self.roster)
+
+    def may_return(self, now: float) -> bool:
+        """Whether somebody who was given up lives, as far as can be seen, and may yet wake up."""
+        recent = (member for since, member in self._given_up if now - since < _BACK)
+        here = self.entrance.here
+        return any(member.host != here or self._look(member.pid) for member in recent)
+
+    def gave_up(self, now: float, member: Member, how: str) -> None:
+        """Remember one that is lost to us, and perhaps not to the world."""
+        if how in ("frozen", "silent"):
+            kept = [(since, one) for since, one in self._given_up if now - since < _BACK]
+            self._given_up = [*kept, (now, member)]
 
     def hello(self, now: float, message: Message) -> Member:
         """A trainer comes in, or comes back."""
@@ -157,6 +173,7 @@ class Desk:
     def _remove(self, now: float, loss: Loss) -> None:
         member, quiet = loss.member, round(now - loss.member.heard, 3)
         self.roster.remove(member, loss.why)
+        self.gave_up(now, member, loss.how)
         self.liveness.forget(member)
         self._stalls.lost(member)
         self.leases.give_back_all(member.id)

@@ -88,6 +88,9 @@ class _Reader:
         self._desk.entrance.admit(self._now, member)
 
     def _lost(self, entry: Entry) -> None:
+        member = self._desk.roster.get(entry["member"])
+        if member is not None:
+            self._desk.gave_up(self._now, member, entry.get("how", ""))
         self._gone(entry["member"], entry["why"])
 
     def _gone(self, id_: int, why: str) -> None:

@@ -102,7 +102,7 @@ class Server:
         return now - self._ended > FAREWELL or (self._desk.is_done and left)
 
     def _tick(self, now: float) -> None:
-        if not self.attended and not len(self._desk.roster):
+        if not (self.attended or len(self._desk.roster) or self._desk.may_return(now)):
             self._desk.generations.end("failed", "no member is left")
         self._desk.tick(now)
         self.read_up(now)
