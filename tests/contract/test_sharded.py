@@ -13,6 +13,7 @@ from echelon.core.config import SyncSection
 from echelon.core.config.parallel import ShardedSection
 from echelon.core.task import Task
 from echelon.core.types import Ask, Parallel, Stats
+from echelon.loop.assemble import kind
 
 from . import members, networks
 from .jobs import cut, difference, steps, strategy
@@ -272,6 +273,8 @@ def test_a_ready_model_of_the_users_is_left_as_it_is() -> None:
         ready = networks.MODELS["mlp"]()
         before = {name: value.clone() for name, value in ready.state_dict().items()}
         trained = built(Task(ready, networks.task("mlp").loss), CASE, group, arranged("parameters"))
+        assert kind(trained.model) == type(ready).__name__, "as its author called it"
+        assert trained.size() == sum(p.numel() for p in ready.parameters())
         assert not trained.whole
         trained.compute(networks.part(networks.batches("mlp")[0], trained.shard.index, 2, 2))
         assert trained.update().committed

@@ -56,6 +56,7 @@ def test_what_one_process_saved_a_team_goes_on_with_and_the_other_way_round() ->
 
     def work(group: Group) -> list[float]:
         trained = built(networks.task("gpt"), CASE, group)
+        assert trained.size() == first.size()
         trained.load_state_dict(early)
         go(trained, "gpt", CASE, slice(6, 13))
         state = trained.state_dict()

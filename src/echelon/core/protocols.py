@@ -228,6 +228,10 @@ class Strategy(Protocol):
         """The learning rate of the last update."""
         ...
 
+    def size(self) -> int:
+        """How many numbers all parameters of the model are, wherever they lie."""
+        ...
+
     def rejoin(self) -> None:
         """The members have changed: give up what was under way, and meet the new ones."""
         ...

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from echelon import optim, strategy
 from echelon.checkpoint import Shelf, randomness
@@ -31,6 +32,7 @@ from echelon.loop.run import Run
 from echelon.loop.shared_ledger import Leasing, SharedLedger
 
 CHECKPOINTS = "checkpoints"
+_DIVIDING = "torch.distributed"
 
 
 def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
@@ -209,8 +211,8 @@ def facts(job: Job, task: Task, run: Run, folder: Path) -> dict[str, Any]:
     """What the observers are told about a run when it starts."""
     return {
         "task": task.name,
-        "model": job.model.get("name") or type(run.strategy.model).__name__,
-        "parameters": sum(p.numel() for p in run.strategy.model.parameters()),
+        "model": job.model.get("name") or kind(run.strategy.model),
+        "parameters": run.strategy.size(),
         "samples": len(task.train),
         "held_out": 0 if task.valid is None else len(task.valid),
         "total_steps": run.limits.total_steps(len(task.train), job.batch_size),
@@ -224,3 +226,9 @@ def facts(job: Job, task: Task, run: Run, folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "about": dict(task.about),
     }
+
+
+def kind(model: nn.Module) -> str:
+    """The class as its author called it: torch makes others of those that it divides."""
+    kinds = (kind for kind in type(model).__mro__ if not kind.__module__.startswith(_DIVIDING))
+    return next(kinds).__name__

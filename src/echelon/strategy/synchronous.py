@@ -162,6 +162,9 @@ class Synchronous(ABC):
     def rate(self) -> float:
         return float(self._stepper.optimizer.param_groups[0]["lr"])
 
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": self.version,

@@ -78,6 +78,10 @@ class Tensor(AllReduce):
         names = {cut.name for cut in self._cuts}
         self._is_cut = [name in names for name in self._names]
 
+    def size(self) -> int:
+        wholes = {cut.name: cut.shape.numel() for cut in self._cuts}
+        return sum(wholes.get(name, p.numel()) for name, p in self.model.named_parameters())
+
     def _meet(self) -> Met:
         met = super()._meet()
         bad = not (met.finite and math.isfinite(met.loss_sum))
