@@ -8,7 +8,7 @@ READY_TEST := $(VENV)/.ready-test
 BENCH := .venv-bench
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help train test lint types unit bench-peers browser clean
+.PHONY: help train test lint types unit chaos bench-peers browser clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,6 +27,13 @@ types: $(READY_TEST)
 
 unit: $(READY_TEST)
 	@$(BIN)/pytest -n 2
+
+# Smooth, so that rounding is not amplified, and long enough for twenty faults in each run.
+EPOCHS ?= 600
+chaos: $(READY) ## A hundred random faults in five runs (about ten minutes)
+	@$(BIN)/echelon chaos examples/digits/job.yaml epochs=$(EPOCHS) threads=1 model.dropout=0 \
+		model.activation=tanh 'optimizer={name: momentum, lr: 0.02}' track.report=false \
+		--workers 4 --random 20 --runs 5 --seed 1
 
 bench-peers: ## Build the environment with the frameworks Echelon is compared to
 	@test -d $(BENCH) || $(PYTHON) -m venv $(BENCH)
