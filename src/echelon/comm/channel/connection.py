@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from echelon.comm.channel.buffers import Buffer, view
 from echelon.comm.channel.cipher import Cipher
 from echelon.comm.channel.doorway import close_in_children
-from echelon.comm.channel.frames import HEADER, PING, SEGMENT, Frame, head_bytes, parse
+from echelon.comm.channel.frames import HEADER, OWN, PING, SEGMENT, Frame, head_bytes, parse
 from echelon.comm.channel.handshake import Card, Keys, Refused
 from echelon.comm.channel.life import Life
 from echelon.comm.channel.memory import Segment
@@ -217,7 +217,7 @@ class Connection:
             head = self._receiver.head(header, start)
             if header.kind == PING and not header.body:
                 continue
-            if header.kind != (wanted or header.kind) or (header.kind == SEGMENT) != bool(wanted):
+            if header.kind != wanted if wanted else header.kind >= OWN:
                 raise PeerError(f"sent a frame of kind {header.kind} where another was due")
             self._left = header.body
             return Frame(header.kind, header.seq, head, header.body)

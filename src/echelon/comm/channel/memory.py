@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ class Segment:
         """Zeros, all pages there already: a first touch costs more than a copy."""
         if size < 1:
             raise ValueError(f"a segment of {size} bytes: at least one is needed")
+        # The kernel would not say no: it would end processes until there is room.
+        if size > (free := _free()):
+            raise PeerError(f"no shared memory of {size:,} bytes: {free:,} are free")
         descriptor = os.memfd_create("echelon-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -68,13 +72,20 @@ class Segment:
             self.close()
 
 
+def _free() -> int:
+    """Bytes that this host can give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("MemAvailable:")]
+    return int(line.split()[1]) * 1024
+
+
 def _look(descriptor: int, size: int) -> None:
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
         raise PeerError("a descriptor that came is not of shared memory") from None
-    if seals & _SEALS != _SEALS:
-        raise PeerError("shared memory that came may still change its size")
+    if seals != _SEALS:  # more of them, and it could not be written
+        raise PeerError("shared memory that came may still change its size, or may not be written")
     found = os.fstat(descriptor).st_size
     if found != size:
         raise PeerError(f"shared memory that came has {found:,} bytes, not {size:,}")

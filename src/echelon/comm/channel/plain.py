@@ -15,7 +15,9 @@ from echelon.comm.channel.sockets import STALL, TICK
 from echelon.core.errors import PeerError
 
 CAPACITY = 256 * 1024
-"""Of what is read ahead: several of the largest heads."""
+"""Bytes that are held: more than the largest head with a small body."""
+AHEAD = 16 * 1024
+"""Bytes read at once: a few small frames, and little of a large body, which is copied then."""
 _PIECES = 512  # the kernel takes 1024 at a time
 _DESCRIPTORS = 4
 _INT = array.array("i").itemsize
@@ -143,7 +145,8 @@ class Inbox:
             self._buffer[:held] = self._buffer[self._start : self._stop]
             self._start, self._stop = 0, held
         read = self._with_rights if self._unix else self._socket.recv_into
-        got = self._some(self._buffer[self._stop :], until, read)
+        room = max(AHEAD, count - self.held)
+        got = self._some(self._buffer[self._stop : self._stop + room], until, read)
         self._stop += got
         return got > 0
 

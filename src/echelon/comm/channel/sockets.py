@@ -26,15 +26,20 @@ def words(address: Address) -> str:
 
 
 def open_socket(address: Address, timeout: float) -> socket.socket:
-    """A connection; OSError if nobody takes it."""
+    """A connection; OSError if nobody takes it at any of the addresses that a name has."""
     if isinstance(address, str):
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         return _connected(opened, abstract(address), timeout)
-    host, port = address
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    opened = socket.socket(found[0], socket.SOCK_STREAM)
-    congestion(opened)
-    return _connected(opened, found[4], timeout)
+    error: OSError | None = None
+    for family, _, _, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        opened = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            congestion(opened)
+            return _connected(opened, where, timeout)
+        except OSError as this:
+            error = this
+    assert error is not None, "a name that is known has an address"
+    raise error
 
 
 def _connected(opened: socket.socket, where: object, timeout: float) -> socket.socket:

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from echelon.comm.channel import Connection, Segment
+from echelon.comm.channel import Connection, Listener, Segment, connect
+from echelon.comm.channel.frames import PING, SEGMENT
 from echelon.core.errors import PeerError
 
-from .pairs import KINDS, pair
+from .pairs import KEY, KINDS, pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,3 +119,66 @@ def test_a_body_over_the_limit_is_refused_before_it_comes() -> None:
 def assert_closed(connection: Connection) -> None:
     with pytest.raises(PeerError, match="closed the connection or ended"):
         connection.receive(5.0)
+
+
+def test_a_name_is_tried_at_all_its_addresses() -> None:
+    listener = Listener(("127.0.0.1", 0), KEY, role="server 0")
+    assert not isinstance(listener.address, str)
+    port = listener.address[1]
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(connect, ("localhost", port), KEY, role="trainer 1", deadline=5.0)
+        theirs = listener.accept(5.0)
+        ours = calling.result(5)
+    assert theirs is not None
+    assert theirs.card.role == "trainer 1"
+    for end in (ours, theirs, listener):
+        end.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"body"])
+def test_kinds_of_its_own_are_not_for_the_user(body: bytes) -> None:
+    with pair("unix") as (ours, theirs):
+        with pytest.raises(ValueError, match="241 is no kind of frame: 0 to 239"):
+            ours.send(241)
+        ours.send(SEGMENT, bytes(8), [body])
+        with pytest.raises(PeerError, match="sent a frame of kind 254 where another was due"):
+            theirs.receive(5.0)
+
+
+def test_a_ping_has_no_body() -> None:
+    with pair("tcp") as (ours, theirs):
+        ours.send(PING, b"", [b"body"])
+        with pytest.raises(PeerError, match="sent a frame of kind 255 where another was due"):
+            theirs.receive(5.0)
+
+
+def test_memory_that_never_comes_is_said_to_be_missing() -> None:
+    with pair("unix") as (ours, theirs):
+        with pytest.raises(PeerError, match=r"shared no memory within 0.1 s"):
+            theirs.receive_segment(4096, timeout=0.1)
+        del ours
+    with pair("unix") as (ours, theirs):
+        ours.send(SEGMENT, bytes(8))
+        with pytest.raises(PeerError, match="shared memory without a descriptor"):
+            theirs.receive_segment(4096)
+    with pair("tcp") as (ours, _), pytest.raises(ValueError, match="not a unix socket"):
+        ours.receive_segment(4096)
+
+
+def test_what_is_taken_has_the_size_of_what_came() -> None:
+    with pair("tcp") as (ours, theirs):
+        ours.send(1, b"", [bytes(10)])
+        assert theirs.receive(5.0) is not None
+        with pytest.raises(PeerError, match="sent 10 bytes where 12 were due"):
+            theirs.take([torch.zeros(3)])
+
+
+def test_only_plain_memory_goes_over_the_wire() -> None:
+    with pair("tcp") as (ours, _):
+        with pytest.raises(ValueError, match="only contiguous tensors"):
+            ours.send(1, b"", [torch.zeros(4, 4).T])
+        with pytest.raises(ValueError, match="a head of 65,537 bytes is over the limit"):
+            ours.send(1, bytes(65_537))
+        with pytest.raises(ValueError, match="Out of range float values"):
+            ours.send(1, {"loss": float("nan")})
+        ours.send(1)
