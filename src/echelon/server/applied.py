@@ -11,7 +11,7 @@ from echelon.data.intervals import Intervals
 
 
 class Record(NamedTuple):
-    """Samples of an update."""
+    """Samples of an update; those left out, without one, have the member −1 − itself."""
 
     epoch: int
     start: int
@@ -44,6 +44,13 @@ class Applied:
 
     def add(self, member: int, seq: int, lease: Lease, version: int) -> None:
         self._last[member] = seq, version
+        self._commit(lease, version, member)
+
+    def leave_out(self, member: int, lease: Lease, version: int) -> None:
+        """These samples are done with, without an update."""
+        self._commit(lease, version, -1 - member)
+
+    def _commit(self, lease: Lease, version: int, member: int) -> None:
         if not lease.size:
             return
         page = self._pages.get(lease.epoch)

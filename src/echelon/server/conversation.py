@@ -28,6 +28,7 @@ class Conversation:
         self._connection = connection
         connection.limit = documents.LIMIT
         self.member = -1
+        self._asked = 0
         self._seat: Seat | None = None
         self._upload: tuple[Part, dict[str, Any]] | None = None
 
@@ -67,16 +68,17 @@ class Conversation:
             self._role.left(self)
 
     def _grant(self, question: Callable[[Frame], None], frame: Frame) -> None:
+        self._asked = frame.seq
         try:
             question(frame)
         except PeerError:
             raise
         except EchelonError as error:
-            self._connection.send(Kind.REFUSED, {"reason": str(error)})
+            self._connection.send(Kind.REFUSED, {"reason": str(error)}, seq=self._asked)
 
     def _answer(self, head: Mapping[str, Any] | None = None, document: Any = None) -> None:
         body = [] if document is None else [documents.to_bytes(document)]
-        self._connection.send(Kind.ANSWER, head or {}, body)
+        self._connection.send(Kind.ANSWER, head or {}, body, seq=self._asked)
 
     # Questions.
 
@@ -146,7 +148,7 @@ class Conversation:
         with self._shard.order.quiet():
             part = self._shard.holding.flats.part()
             self._answer({}, {"part": part.head(), "gate": self._role.gate_state()})
-            self._connection.send(Kind.ANSWER, {}, part.body())
+            self._connection.send(Kind.ANSWER, {}, part.body(), seq=self._asked)
 
     def _enter(self, frame: Frame) -> None:
         match frame.fields():
@@ -174,6 +176,8 @@ class Conversation:
                 role.gate.rest(self.member)
             case {"name": "leave_out", "lease": [int(epoch), int(start), int(stop)]}:
                 role.gate.leave_out(self.member, Lease(epoch, start, stop))
+            case {"name": "ledger"}:
+                return {"ledger": role.gate.state()["ledger"]}
             case _:
                 raise PeerError(f"asks for {question.get('name')!r}, which is not known")
         return {}
@@ -186,13 +190,15 @@ class Conversation:
             raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
         ids = torch.empty(head.size, dtype=torch.int64)
         self._connection.take([ids])
-        self._connection.send(Kind.ANSWER, {}, [self._shard.tables.pull(head.table, ids)])
+        rows = self._shard.tables.pull(head.table, ids)
+        self._connection.send(Kind.ANSWER, {}, [rows], seq=self._asked)
 
     def _row_state(self, frame: Frame) -> None:
         with self._shard.order.quiet():
             state = self._shard.tables.state(_table(frame))
             body = list(state.values()) if frame.fields().get("whole") else []
-            self._connection.send(Kind.ANSWER, {"outline": outline(state)}, body)
+            head = {"outline": outline(state)}
+            self._connection.send(Kind.ANSWER, head, body, seq=self._asked)
 
     def _row_load(self, frame: Frame) -> None:
         state = blank_state(frame.fields().get("outline"), frame.size)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from echelon.comm.channel import Connection
@@ -21,6 +22,7 @@ from echelon.server.decisions import Decision, Push
 from echelon.server.entry import Entry
 from echelon.server.gate import Gate
 from echelon.server.log import Log
+from echelon.server.mirror import Mirror
 from echelon.server.settings import ServerSettings
 from echelon.server.shard import Abandoned, Shard
 from echelon.server.translate import translate
@@ -52,6 +54,7 @@ class Desk:
         """The number of each member's last push or pull."""
         self._squares: dict[int, dict[int, float]] = {}
         self._measures = False
+        self.mirror: Mirror | None = None
         self._waking = threading.Event()
         shard.measure = self._measure
 
@@ -77,7 +80,9 @@ class Desk:
             gone = self._asking.keys() - set(members)
             if gone:
                 number, version = self._log.number + 1, self.gate.version
-                self._add(Entry(number, version, forget=tuple(sorted(gone))))
+                entry = Entry(number, version, forget=tuple(sorted(gone)))
+                self._mirror([entry])
+                self._add(entry)
                 self._asking = {m: seq for m, seq in self._asking.items() if m not in gone}
         self._shard.order.work()
 
@@ -99,10 +104,12 @@ class Desk:
     def observe(self, value: float) -> None:
         with self._changed:
             self.gate.observe(value)
+            self._mirror([])
 
     def leave_out(self, member: int, lease: Lease) -> None:
         with self._changed:
             self.gate.leave_out(member, lease)
+            self._mirror([])
 
     def records(self, recorded: int) -> list[Record]:
         with self._changed:
@@ -119,6 +126,26 @@ class Desk:
             self._pending.clear()
             self._squares.clear()
             self._log.begin(incarnation)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that a twin has to know, while nothing is carried out."""
+        with self._changed:
+            entries = [entry.to_json() for entry in self._shard.order.pending]
+            return {"gate": self.gate.state_dict(), "entries": entries}
+
+    def take_over(
+        self, state: Mapping[str, Any], past: Sequence[Entry], entries: Sequence[Entry]
+    ) -> None:
+        """Go on where the gate of another process ended: `past` was carried out there."""
+        with self._changed:
+            self.gate.load_state_dict(state)
+            self._log.begin(self._shard.incarnation, self._shard.number, past)
+            for entry in entries:  # whom to answer is found out when they ask again
+                self._add(replace(entry, gives=()))
+
+    def quiet(self) -> threading.Condition:
+        """A context in which nothing is decided."""
+        return self._changed
 
     def state(self) -> dict[str, Any]:
         with self._changed:
@@ -163,7 +190,10 @@ class Desk:
             found = self._squares.pop(entry.number, {})
             if len(found) <= others:
                 raise Abandoned(f"entry {entry.number} lacks the squares of other shards")
-            scale = self.gate.squares(entry.version, sum(found.values()))
+            square = sum(found.values())
+            scale = entry.scale_of(square)
+            with suppress(KeyError):  # a gate that took over has not kept it
+                self.gate.squares(entry.version, square)
             self._log.tell(entry.number, scale)
             return scale
 
@@ -173,15 +203,17 @@ class Desk:
         """For a thread of its own: what those cannot do who listen to other shards, as they would
         have to wait for themselves."""
         while not halted():
-            if self._waking.wait(_LOOK):
-                self._waking.clear()
-                self._shard.order.work()
+            self._waking.wait(_LOOK)
+            self._waking.clear()
+            self._shard.order.work()
 
     def _do(self, what: Callable[[], Sequence[Decision]], *, here: bool = True) -> None:
         with self._changed:
             decisions = what()
             entries, told = translate(decisions, self._asking, self._log.number)
             self._measures = self._measures or any(entry.measured for entry in entries)
+            if entries:
+                self._mirror(entries)
             for entry in entries:
                 self._add(entry)
             for give in told:
@@ -190,6 +222,12 @@ class Desk:
             self._shard.order.work()
         else:
             self._waking.set()
+
+    def _mirror(self, entries: Sequence[Entry]) -> None:
+        """The twin knows of a decision before other shards do: they may outlive this gate."""
+        if self.mirror is not None and self.mirror.attached:
+            state = self.gate.state_dict()
+            self.mirror.decided(entries, state, wait=self._shard.count > 1)
 
     def _add(self, entry: Entry) -> None:
         self._shard.order.add(entry)
@@ -206,7 +244,9 @@ class Desk:
         if held.seq > seq:
             return []
         held.shards.add(shard)
-        if held.head is None or len(held.shards) < self._shard.count:
+        # One that is sent again may be applied already, where it was staged before.
+        whole = len(held.shards) == self._shard.count or self.gate.knows(member, seq)
+        if held.head is None or not whole:
             return []
         del self._pending[member]
         self._asking[member] = seq

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import PeerError
+from echelon.server.decisions import Round
 
 
 class Staged(NamedTuple):
@@ -39,11 +40,18 @@ class Entry:
     missing: tuple[int, ...] = ()
     measured: bool = False
     """Whether the gate wants the square of the sum first, and then tells the scale."""
+    divisor: float = 1.0
+    clip: float | None = None
+    """What the scale of a measured one follows from."""
     strengths: tuple[float, ...] = ()
     """Per push, how much it is compensated for being stale."""
     gives: tuple[Give, ...] = ()
     forget: tuple[int, ...] = ()
     """Members who are gone: what they staged is not needed any more."""
+
+    def scale_of(self, square: float) -> float:
+        """Of a measured one, whose sum has this square of its norm."""
+        return Round(self.version, (), self.divisor, 1.0, clip=self.clip).scale_of(square)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,6 +63,8 @@ class Entry:
             "limit": self.limit,
             "missing": list(self.missing),
             "measured": self.measured,
+            "divisor": self.divisor,
+            "clip": self.clip,
             "strengths": list(self.strengths),
             "gives": [[give.member, give.seq] for give in self.gives],
             "forget": list(self.forget),
@@ -72,6 +82,8 @@ class Entry:
                 limit=None if plain["limit"] is None else float(plain["limit"]),
                 missing=tuple(int(at) for at in plain["missing"]),
                 measured=bool(plain["measured"]),
+                divisor=float(plain["divisor"]),
+                clip=None if plain["clip"] is None else float(plain["clip"]),
                 strengths=tuple(float(value) for value in plain["strengths"]),
                 gives=tuple(Give(int(m), int(s)) for m, s in plain["gives"]),
                 forget=tuple(int(member) for member in plain["forget"]),

@@ -16,6 +16,7 @@ from typing import Any
 
 from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import TrainingError
+from echelon.core.types import Lease
 from echelon.server.applied import Applied, Record
 from echelon.server.asks import Asks
 from echelon.server.counts import Counts
@@ -122,6 +123,10 @@ class Gate:
     def observe(self, value: float) -> None:
         """A validation result, for the schedule."""
         self._terms.schedule.observe(value)
+
+    def leave_out(self, member: int, lease: Lease) -> None:
+        """These samples are done with, without an update: theirs is not finite."""
+        self._applied.leave_out(member, lease, self.version)
 
     # Records and state.
 

@@ -14,7 +14,7 @@ from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.partition import Partition
 from echelon.comm.servers.room import Room
 from echelon.core.config import OptimizerSection
-from echelon.core.errors import PeerError
+from echelon.core.errors import PeerError, TrainingError
 from echelon.server.flats import Flats
 from echelon.server.tables import Tables
 
@@ -37,7 +37,8 @@ class Holding:
         self.shard = shard
         self.partition = Partition(self.layout, shards)
         self.together = self._is_together()
-        self.segment = lender(self.layout.bytes) if self.together and not self._replicas() else None
+        self.replicated = bool(self.rules.get("replicas", 0))
+        self.segment = lender(self.layout.bytes) if self.together and not self.replicated else None
         weights = None
         if self.segment is not None:
             room = Room(self.layout, self.segment.tensor)
@@ -45,6 +46,11 @@ class Holding:
         section = OptimizerSection.model_validate(optimizer)
         self.flats = Flats(self.partition, shard, section, weights)
         self.tables = Tables(self.rules.get("tables", []))
+        if self.replicated and len(self.tables):
+            raise TrainingError(
+                "parameter_server.replicas = 1 is for dense parameters alone; "
+                "this model has tables of rows: leave it at 0"
+            )
 
     @property
     def weights(self) -> Sequence[Tensor]:
@@ -62,9 +68,6 @@ class Holding:
     def _is_together(self) -> bool:
         """Whether nobody computes while an update is made."""
         return self.rules.get("staleness", 0) == 0 and self.rules.get("quorum") in (None, "all")
-
-    def _replicas(self) -> bool:
-        return bool(self.rules.get("replicas", 0))
 
 
 def digest_of(document: Any) -> str:

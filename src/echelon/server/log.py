@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from echelon.comm.channel import Connection
 from echelon.comm.servers.messages import Kind
@@ -27,10 +28,11 @@ class Log:
         """How many other shards there are to be told."""
         return len(self._peers)
 
-    def begin(self, incarnation: int, number: int = 0) -> None:
-        """Of an upload: nothing that was before is of use. Peers say hello again."""
+    def begin(self, incarnation: int, number: int = 0, past: Sequence[Entry] = ()) -> None:
+        """Of an upload: nothing but the `past` is of use. Peers say hello again."""
         self.incarnation, self.number = incarnation, number
         self._entries.clear()
+        self._entries.extend(past)
         self._peers.clear()
 
     def add(self, entry: Entry) -> None:

@@ -14,9 +14,15 @@ from contextlib import contextmanager
 from echelon.server.entry import Entry
 
 
+class Later(Exception):
+    """An entry was put back: it cannot be carried out before somebody is back who was lost."""
+
+
 class Order:
-    def __init__(self, carry_out: Callable[[Entry], None]) -> None:
-        self._carry_out = carry_out
+    def __init__(
+        self, carry_out: Callable[[Entry], None], may: Callable[[Entry], bool] = lambda _: True
+    ) -> None:
+        self._carry_out, self._may = carry_out, may
         self._entries: deque[Entry] = deque()
         self._busy = threading.Lock()
 
@@ -26,12 +32,30 @@ class Order:
 
     def work(self) -> None:
         """Leave no entry behind that nobody is at work on."""
-        while self._entries and self._busy.acquire(blocking=False):
+        while self._is_due() and self._busy.acquire(blocking=False):
             try:
-                while self._entries:
+                while self._is_due():
                     self._carry_out(self._entries.popleft())
+            except Later:
+                return
             finally:
                 self._busy.release()
+
+    def put_back(self, entry: Entry) -> None:
+        """By whoever carries it out, and could not yet."""
+        self._entries.appendleft(entry)
+
+    @property
+    def pending(self) -> list[Entry]:
+        """What nobody has begun; for whoever keeps it quiet."""
+        return list(self._entries)
+
+    def _is_due(self) -> bool:
+        entries = self._entries
+        try:
+            return self._may(entries[0])
+        except IndexError:  # another thread was faster
+            return False
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

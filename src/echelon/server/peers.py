@@ -30,6 +30,7 @@ from echelon.server.shard import Shard
 
 _PAUSE = 0.05
 _PATIENCE = 2.0
+_LOOK = 0.3
 
 
 class GateLink:
@@ -47,8 +48,9 @@ class GateLink:
             try:
                 self._connection = dial_gate(self._settings, f"shard {self._shard.index}")
                 self.greet()
-                while (frame := self._connection.receive()) is not None:
-                    self._hear(frame)
+                while not self._halted():
+                    if (frame := self._connection.receive(_LOOK)) is not None:
+                        self._hear(frame)
                     self._shard.order.work()
             except PeerError:  # it is another one's turn
                 time.sleep(_PAUSE)

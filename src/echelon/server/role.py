@@ -7,6 +7,7 @@ listener ─▶ connection ─▶ a thread each:  trainer → Conversation
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -22,10 +23,13 @@ from echelon.comm.servers.part import Part
 from echelon.core.errors import PeerError
 from echelon.server.conversation import Conversation
 from echelon.server.desk import Desk
+from echelon.server.holding import Holding
+from echelon.server.mirror import Mirror
 from echelon.server.peer_talk import PeerTalk
 from echelon.server.peers import GateLink, borrow
 from echelon.server.settings import ServerSettings
 from echelon.server.shard import Shard
+from echelon.server.twin import Twin
 
 __all__ = ["ServerSettings", "serve"]
 
@@ -33,13 +37,14 @@ _ACCEPT = 0.5
 
 
 def serve(listeners: Sequence[socket.socket], settings: ServerSettings) -> None:
-    """The whole life of a server process: until SIGTERM. To be called in its main thread."""
+    """The whole life of a server process, in its main thread: until SIGTERM. SIGUSR1 has a twin
+    take the place of its shard."""
     role = Role(settings)
-    previous = signal.signal(signal.SIGTERM, lambda *_: role.end())
-    try:
-        role.run(listeners)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    signal.signal(signal.SIGTERM, lambda *_: role.end())
+    signal.signal(signal.SIGUSR1, lambda *_: role.promote())
+    # Whoever started this process held it back until there was somebody to hear it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    role.run(listeners)
 
 
 class Role:
@@ -49,12 +54,19 @@ class Role:
         self.settings = settings
         self.shard = Shard(settings.shard, len(settings.shards))
         self._ended = threading.Event()
+        self._signal = threading.Event()
+        """It is to end, or to take its shard's place."""
+        self._mirror = Mirror(self.shard, settings.deadline)
+        self.shard.mirror = self._mirror
         self._threads: set[threading.Thread] = set()
         self._connections: set[Connection] = set()
         self._desk = Desk(self.shard, settings) if settings.shard == 0 else None
         self._link = (
             None if settings.shard == 0 else GateLink(settings, self.shard, self._ended.is_set)
         )
+        if self._desk is not None:
+            self._desk.mirror = self._mirror
+            self._mirror.snapshot, self._mirror.gated = self._desk.snapshot, self._desk.quiet
 
     @property
     def gate(self) -> Desk:
@@ -63,6 +75,25 @@ class Role:
         return self._desk
 
     def run(self, listeners: Sequence[socket.socket]) -> None:
+        if self.settings.twin:
+            self._stand_by()
+        if not self._ended.is_set():
+            self._work(listeners)
+        self._close()
+
+    def _stand_by(self) -> None:
+        """Follow the shard, until it is lost and this process is to be it."""
+        twin = Twin(self.settings, self.shard, self._signal.is_set)
+        self._begin("twin", twin.run)
+        while not self._signal.wait(1.0):
+            continue
+        twin.stop()
+        if self._desk is not None and twin.gate is not None:
+            holding = self.shard.holding
+            self._desk.prepare(holding.rules, len(holding.layout.slots))
+            self._desk.take_over(twin.gate, list(twin.past), twin.decided)
+
+    def _work(self, listeners: Sequence[socket.socket]) -> None:
         if self._link is not None:
             self._begin("gate", self._link.run)
         if self._desk is not None and self.shard.count > 1:
@@ -70,23 +101,34 @@ class Role:
         name = f"server {self.settings.shard}"
         for listening in listeners:
             memory = listening.family == socket.AF_UNIX
-            listener = Listener(listening, self.settings.key, role=name, refused=self._say)
+            listener = Listener(
+                listening,
+                self.settings.key,
+                role=name,
+                patience=self.settings.deadline,  # it is the coordinator who gives trainers up
+                refused=self._say,
+            )
             self._begin("listener", lambda x=listener, m=memory: self._listen(x, m))  # type: ignore[misc]
         while not self._ended.wait(1.0):
             continue
-        self._close()
 
     def end(self) -> None:
         self._ended.set()
+        self._signal.set()
+
+    def promote(self) -> None:
+        self._signal.set()
 
     # What conversations need.
 
     def set_up(self, conversation: Conversation, document: Any) -> None:
-        if self.shard.set_up(document, self._lend) and self._desk is not None:
-            holding = self.shard.holding
-            self._desk.prepare(holding.rules, len(holding.layout.slots))
+        self.shard.set_up(document, self._lend, self._prepare)
         if self._desk is not None:
             self._desk.arrived(conversation.member, conversation)
+
+    def _prepare(self, holding: Holding) -> None:
+        if self._desk is not None:
+            self._desk.prepare(holding.rules, len(holding.layout.slots))
 
     def load(self, part: Part, incarnation: int, state: dict[str, Any]) -> None:
         self.shard.load(part, incarnation, int(state.get("version", 0)))
@@ -94,6 +136,7 @@ class Role:
             self._desk.load(state, incarnation)
         if self._link is not None:
             self._link.greet()
+        self._mirror.refresh()
 
     def gate_state(self) -> dict[str, Any]:
         return {} if self._desk is None else self._desk.state()
@@ -133,6 +176,8 @@ class Role:
             talk = Conversation(self, connection, memory=memory).run
         elif kind == "shard" and self._desk is not None:
             talk = PeerTalk(self._desk, self.shard, connection).run
+        elif kind == "twin":
+            talk = functools.partial(self._mirror.talk, connection)
         else:
             connection.close()
             self._say(f"{connection.peer} has no business here")
@@ -176,5 +221,3 @@ class Role:
             self._link.close()
         for connection in list(self._connections):
             connection.close()
-        for thread in list(self._threads):
-            thread.join(_ACCEPT * 4)

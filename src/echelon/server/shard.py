@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,12 +14,13 @@ from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.part import Part
 from echelon.core.errors import PeerError, TrainingError
 from echelon.server.entry import Entry, Give, Staged
-from echelon.server.flats import Stale
+from echelon.server.flats import Done, Stale
 from echelon.server.holding import Holding, Lender, digest_of
-from echelon.server.order import Order
+from echelon.server.order import Later, Order
 from echelon.server.seats import Seat
-from echelon.server.tables import Tables
+from echelon.server.tables import Sums, Tables
 
+_NOTHING = -1, None
 Measure = Callable[[Entry, float], float]
 """The square of this shard's part of a sum → the scale of the whole."""
 
@@ -28,14 +29,38 @@ class Abandoned(Exception):
     """An update cannot be finished: what it takes is lost with another shard."""
 
 
+class Reflection:
+    """Of a shard without a twin; a `Mirror` has one."""
+
+    def reduced(
+        self,
+        pushes: Sequence[Sequence[Tensor]],
+        scale: float,
+        stale: Sequence[Stale | None],  # noqa: ARG002
+    ) -> tuple[Sequence[Tensor], float]:
+        """Σ pushes in memory of its own, and its scale."""
+        return pushes[0], scale
+
+    def send(
+        self,
+        entry: Entry,  # noqa: ARG002
+        pushes: Sequence[Sequence[Tensor]],  # noqa: ARG002
+        scale: float,  # noqa: ARG002
+        rows: Sums,  # noqa: ARG002
+    ) -> Callable[[], None]:
+        """Pass it on; what to wait for before anybody hears of it."""
+        return lambda: None
+
+
 class Shard:
     """Entries come in the gate's order; whoever brings one calls `order.work`."""
 
     def __init__(self, index: int, count: int) -> None:
         self.index, self.count = index, count
-        self.order = Order(self._carry_out)
+        self.order = Order(self._carry_out, self._may)
         self.incarnation = self.version = self.number = 0
         self.measure: Measure | None = None
+        self.mirror: Reflection = Reflection()
         self.seconds = self.waited = 0.0
         """Spent applying; spent waiting for the scale of a clipped update."""
         self.rounds = 0
@@ -51,18 +76,24 @@ class Shard:
         return self._holding
 
     @property
+    def is_set_up(self) -> bool:
+        return self._holding is not None
+
+    @property
     def tables(self) -> Tables:
         return self.holding.tables
 
-    def set_up(self, document: Any, lender: Lender) -> bool:
-        """Whether this was the first time; the others have to say the same."""
+    def set_up(
+        self, document: Any, lender: Lender, prepare: Callable[[Holding], None] = lambda _: None
+    ) -> None:
+        """The first one makes it so (and whoever has to `prepare`), others have to say the same."""
         with self._changing:
             if self._holding is None:
-                self._holding = Holding(self.index, self.count, document, lender)
-                return True
-            if digest_of(document) != self._holding.digest:
+                holding = Holding(self.index, self.count, document, lender)
+                prepare(holding)
+                self._holding = holding
+            elif digest_of(document) != self._holding.digest:
                 raise TrainingError("another model or other rules than the shard is set up with")
-            return False
 
     def load(self, part: Part, incarnation: int, version: int) -> None:
         """Become what an upload says; what was under way is dropped."""
@@ -105,10 +136,16 @@ class Shard:
         receivers = [seat for _, seat in seats if seat.chunked]
         if entry.pushes:
             try:
-                self._apply(entry, () if entry.missing else receivers)
-            except (Abandoned, PeerError):  # nothing was applied; trainers start again from a cut
-                self.incarnation = 0
+                heard = self._apply(entry, () if entry.missing else receivers)
+            except (Abandoned, PeerError):  # nothing was applied
+                if self.holding.replicated:
+                    self.order.put_back(entry)
+                    raise Later from None
+                self.incarnation = 0  # trainers start again from a cut
                 return
+            heard()
+        else:
+            self.mirror.send(entry, (), 1.0, {})
         if not entry.pushes or entry.missing:
             for seat in receivers:
                 seat.whole()
@@ -122,31 +159,62 @@ class Shard:
             with suppress(PeerError):  # it is gone: whoever listens to it will notice
                 seat.tell(kind, give.seq, head)
 
-    def _apply(self, entry: Entry, receivers: Sequence[Seat]) -> None:
+    def repeat(self, entry: Entry, total: Sequence[Tensor], scale: float, rows: Sums) -> None:
+        """What the shard did whose twin this is."""
+        if entry.pushes:
+            for _ in self._chunks(entry, [total], scale, ()):
+                continue
+            self.tables.repeat(entry, rows, scale if entry.measured else entry.scale)
+        self.version, self.number = entry.version, entry.number
+
+    def _apply(self, entry: Entry, receivers: Sequence[Seat]) -> Callable[[], None]:
+        """Returns what has to be waited for before anybody hears of it."""
         pushes = [self._gradients(push) for push in entry.pushes]
         begin = time.perf_counter()
-        scale = entry.scale
+        scale, stale = entry.scale, [] if entry.measured else self._stale(entry)
+        if self.holding.replicated:  # what trainers staged stays as it is: it may come again
+            total, scale = self.mirror.reduced(pushes, scale, stale)
+            pushes, stale = [total], []
         if entry.measured:
-            assert self.measure is not None
-            square = self.holding.flats.reduce(pushes) + self.tables.reduce(entry.pushes)
-            scale = self.measure(entry, square)
-            pushes = pushes[:1]
-        chunks = self.holding.flats.apply(
+            scale, pushes = self._measured(entry, pushes), pushes[:1]
+        rows, rate = self.tables.summed(entry), scale if entry.measured else entry.scale
+        heard = self.mirror.send(entry, pushes, scale, rows)
+        for done in self._chunks(entry, pushes, scale, stale):
+            for seat in receivers:
+                seat.done(done)
+        self.tables.repeat(entry, rows, rate)
+        self.seconds += time.perf_counter() - begin
+        self.rounds += 1
+        for push in entry.pushes:
+            self._staged.pop(push.member, None)
+        return heard
+
+    def _chunks(
+        self,
+        entry: Entry,
+        pushes: Sequence[Sequence[Tensor]],
+        scale: float,
+        stale: Sequence[Stale | None],
+    ) -> Iterator[Done]:
+        return self.holding.flats.apply(
             pushes,
             scale=scale,
             factor=entry.factor,
             limit=entry.limit,
             missing=entry.missing,
-            stale=self._stale(entry),
+            stale=stale,
         )
-        for done in chunks:
-            for seat in receivers:
-                seat.done(done)
-        self.tables.apply(entry, scale)
-        self.seconds += time.perf_counter() - begin
-        self.rounds += 1
-        for push in entry.pushes:
-            self._staged.pop(push.member, None)
+
+    def _measured(self, entry: Entry, pushes: Sequence[Sequence[Tensor]]) -> float:
+        """Add all up, in the first one's memory; the scale that the sum's norm asks for."""
+        assert self.measure is not None
+        square = self.holding.flats.reduce(pushes) + self.tables.reduce(entry.pushes)
+        return self.measure(entry, square)
+
+    def _may(self, entry: Entry) -> bool:
+        """Whether all its pushes are here: after a shard was lost, they are sent again."""
+        staged = self._staged
+        return all(staged.get(push.member, _NOTHING)[0] == push.seq for push in entry.pushes)
 
     def _stale(self, entry: Entry) -> list[Stale | None]:
         found: list[Stale | None] = []

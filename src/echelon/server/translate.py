@@ -47,5 +47,7 @@ def _entry(number: int, found: Round) -> Entry:
         limit=found.limit,
         missing=tuple(sorted(found.missing)),
         measured=found.measured,
+        divisor=found.divisor,
+        clip=found.clip,
         strengths=found.strengths,
     )

@@ -37,7 +37,7 @@ def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
     """All shards' parts by names, and what the gate adds to them."""
     gathering = Gathering(partition)
     for link in links:  # all begin before anybody is waited for
-        link.send(Kind.CUT, what="a cut")
+        link.begin(Kind.CUT, what="a cut")
     parts: list[Part] = []
     rest: dict[str, Any] = {}
     for link in links:

@@ -51,6 +51,7 @@ class Link:
         self.address, self._connection, self._terms = address, connection, terms
         connection.limit = _LARGEST  # what is taken has to have just the size that is due
         self.member = terms.member
+        self._asked = 0
         self.pushed = self.pulled = 0
         """Bytes."""
 
@@ -66,8 +67,19 @@ class Link:
         body: Sequence[Buffer] = (),
         what: str = "",
     ) -> Frame:
-        self.send(kind, head, body, what=what)
+        self.begin(kind, head, body, what)
         return self.answer(what)
+
+    def begin(
+        self,
+        kind: Kind,
+        head: Mapping[str, Any] | bytes = b"",
+        body: Sequence[Buffer] = (),
+        what: str = "",
+    ) -> None:
+        """Ask, and have something else done before the `answer` is waited for."""
+        self._asked += 1
+        self.send(kind, head, body, self._asked, what)
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         """A question whose answer is a document."""
@@ -83,8 +95,10 @@ class Link:
         return found
 
     def answer(self, what: str) -> Frame:
-        while (frame := self.receive(what)).kind in _UPDATES:
-            continue  # the outcome of a push that was given up
+        """To the last question; what was not waited for, or is of a push that was given up, is
+        passed over."""
+        while (frame := self.receive(what)).kind in _UPDATES or 0 < frame.seq < self._asked:
+            continue
         if frame.kind == Kind.REFUSED:
             raise TrainingError(f"{self} refused {what}: {frame.fields().get('reason', '')}")
         return self._expect(frame, Kind.ANSWER, what)
@@ -179,7 +193,7 @@ class Link:
         `size`: of the whole layout.
         """
         what = "the memory's being mapped"
-        self.send(Kind.ROOM, {"shared": weights is None}, what=what)
+        self.begin(Kind.ROOM, {"shared": weights is None}, what=what)
         try:
             self._connection.send_segment(gradients)
             if weights is not None:

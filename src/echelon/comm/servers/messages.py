@@ -71,6 +71,14 @@ class Kind(IntEnum):
     """shard → gate: of its part of a round's gradient"""
     FACTOR = 69
     """gate → shard: by which the round is clipped"""
+    MIRROR = 72
+    """shard → twin: all there is; tensors follow"""
+    DECIDED = 73
+    """shard 0 → its twin: the gate's state, and entries"""
+    APPLIED = 74
+    """shard → twin: an entry; its gradient follows"""
+    ACK = 75
+    """twin → shard: received, whole"""
     ROWS = 80
     """trainer → shard: rows of sparse tables are asked for; answered, with a body"""
     ROW_GRADIENTS = 81

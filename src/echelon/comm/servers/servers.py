@@ -11,21 +11,24 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.cuts import collect, hand_out
 from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.link import Link, Terms
+from echelon.comm.servers.link import Link, LostShard, Terms
 from echelon.comm.servers.messages import MOST_MISSING, Kind, PushHead
 from echelon.comm.servers.outcome import Outcome
+from echelon.comm.servers.request import Request
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.set_up import Plan, Rooms, introduce, open_link
 from echelon.comm.servers.tally import Tally
-from echelon.core.errors import TrainingError
+from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Lease
+
+T = TypeVar("T")
 
 
 class Servers:
@@ -54,7 +57,10 @@ class Servers:
         self._rooms: Rooms | None = None
         self._tally = Tally()
         self._seq = time.time_ns()  # larger than any of a process that had this number before
-        self._generation = 0
+        self._generation = self._incarnation = 0
+        self._entered: dict[str, Any] = {}
+        self._request: Request | None = None
+        self._replicated = False
         self.weights, self.slots = [], []
         self.tables = RemoteTables([])
         """Tables of rows, if the model has any: what is staged there is part of the next push."""
@@ -72,20 +78,28 @@ class Servers:
         for link in self._links:
             self._rooms.show(link, self._plan.partition)
         self.weights, self.slots = self._rooms.weights.views, self._rooms.gradients.views
-        self.tables.links = self._links
+        self.tables.links, self.tables.insist = self._links, self._insist
+        self._request = None
+        self._replicated = bool(rules.get("replicas", 0))
         lives = {answer.incarnation for answer in answers}
+        self._incarnation = answers[0].incarnation
         return len(lives) > 1 or lives == {0}
 
     def upload(self, state: Mapping[str, Any]) -> None:
         """What a strategy saves, divided over the shards; whatever they had is gone."""
-        incarnation = secrets.randbits(62) + 1
+        self._incarnation = incarnation = secrets.randbits(62) + 1
         hand_out(self._links, self._plan.partition, state, incarnation)
         self.tables.upload()
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
         """Take part in a generation; pushes of older ones are void from here on."""
-        head = {"generation": generation, "members": list(members)}
-        self._gate.ask(Kind.ENTER, head, what=f"entering generation {generation}")
+        self._entered = {"generation": generation, "members": list(members)}
+        self._request = None
+        self._insist(
+            lambda: self._gate.ask(
+                Kind.ENTER, self._entered, what=f"entering generation {generation}"
+            )
+        )
         self._generation = generation
 
     def ready(self, at: int) -> None:
@@ -115,22 +129,29 @@ class Servers:
         head = PushHead(
             self._generation, lease, based_on, tuple(row), finite, square, tuple(missing)
         )
-        self.tables.send(self._seq)
-        for link in reversed(self._links):  # the gate last: it waits for word of the others
-            link.push(self._seq, head)
+        self.tables.prepare(self._seq)
+        self._ask(Request(self._seq, head, ahead=self.tables.send))
 
     def outcome(self) -> Outcome:
         """What became of the push. Waits; `weights` are those of its version, if it has any."""
-        outcome = self._await_outcome()
+        request = self._request
+        assert request is not None, "nothing was pushed"
+        outcome = self._answer(request)
         self._tally.note(outcome)
+        if request.torn:  # a shard was replaced: all weights of one version, by asking for them
+            outcome = outcome._replace(version=self.pull(begin=not outcome.asked))
         return outcome
 
     def pull(self, *, begin: bool = True) -> int:
         """Get the weights as they are, and their version: to `begin` a batch with, or to look at
         in a meeting."""
-        self._seq += 1
-        self._gate.send(Kind.PULL, b"" if begin else b"look", seq=self._seq, what="a pull")
-        outcome = self._await_outcome()
+        while True:
+            self._seq += 1
+            request = Request(self._seq, begin=begin)
+            self._ask(request)
+            outcome = self._answer(request)
+            if not request.torn:
+                break
         if outcome.kind != "pulled":
             raise TrainingError(f"the weights are not to be had: {outcome.reason or outcome.kind}")
         return outcome.version
@@ -152,9 +173,14 @@ class Servers:
         before it is on record, and forgotten."""
         return [tuple(record) for record in self._call("records", recorded=recorded)["records"]]
 
+    def ledger(self) -> dict[str, Any]:
+        """Which samples are consumed, as `Ledger.state_dict` says it."""
+        found: dict[str, Any] = self._call("ledger")["ledger"]
+        return found
+
     def state(self) -> dict[str, Any]:
         """The cut by names, while nobody pushes."""
-        return collect(self._links, self._plan.partition)
+        return self._insist(lambda: collect(self._links, self._plan.partition))
 
     def figures(self) -> dict[str, float]:
         """Staleness, bytes, seconds and fates of this trainer; the shards' own seconds."""
@@ -162,8 +188,8 @@ class Servers:
         found["bytes_pushed"] = float(self._tally.pushed + sum(x.pushed for x in self._links))
         found["bytes_pulled"] = float(self._tally.pulled + sum(x.pulled for x in self._links))
         found["wait_seconds"] = self._terms.waited
-        for at, link in enumerate(self._links):
-            theirs = link.call("figures")
+        for at in range(len(self._links)):
+            theirs = self._insist(lambda at=at: self._links[at].call("figures"))  # type: ignore[misc]
             found |= {f"shard_{at}_{key}": float(value) for key, value in theirs.items()}
         return found
 
@@ -175,14 +201,67 @@ class Servers:
         return self._links[0]
 
     def _call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        return self._gate.call(name, **arguments)
+        return self._insist(lambda: self._gate.call(name, **arguments))
 
-    def _await_outcome(self) -> Outcome:
-        outcome = self._gate.outcome(self._seq)
-        if outcome.weights:
-            for link in self._links[1:]:
-                link.given(self._seq)
-        return outcome
+    def _insist(self, question: Callable[[], T]) -> T:
+        """Ask again where somebody was lost and another one took over."""
+        while True:
+            try:
+                return question()
+            except LostShard as lost:
+                self._replace(lost)
+
+    def _ask(self, request: Request) -> None:
+        self._request = request
+        for at in reversed(range(len(self._links))):  # the gate last: it waits for word of others
+            try:
+                request.send(self._links[at])
+            except LostShard as lost:
+                self._replace(lost)
+
+    def _answer(self, request: Request) -> Outcome:
+        while True:
+            try:
+                return request.receive(self._links)
+            except LostShard as lost:
+                self._replace(lost)
+
+    def _replace(self, lost: LostShard) -> None:
+        """Go on with whoever took the shard's place, and ask it again; if nobody does, it is lost.
+
+        What its twin has is all that anybody was told of, and more than this trainer was.
+        """
+        shard = lost.shard
+        if not self._replicated:
+            raise lost
+        deadline = time.monotonic() + self._terms.deadline
+        while True:
+            try:
+                self._links[shard].close()
+                self._links[shard] = self._again(shard)
+                break
+            except LostShard as again:
+                if time.monotonic() > deadline:
+                    raise lost from again
+        request = self._request
+        if request is not None and (request.outcome is None or shard):
+            request.torn = request.torn or shard > 0
+            request.send(self._links[shard])
+
+    def _again(self, shard: int) -> Link:
+        link = open_link(self._shards[shard], self._terms)
+        try:
+            answer = introduce(link, self._plan)
+            if answer.incarnation != self._incarnation:
+                raise PeerError(f"{link} took the place of shard {shard}, but has other weights")
+            assert self._rooms is not None
+            self._rooms.show(link, self._plan.partition)
+            if shard == 0 and self._generation:
+                link.ask(Kind.ENTER, self._entered, what="entering again")
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _check(self, what: str) -> None:
         for link in self._links:

@@ -1,0 +1,73 @@
+"""A shard is killed and its twin takes its place: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.server_role.fleet import Fleet, fleet
+from tests.unit.server_role.model import Alone, Job, close
+
+from echelon.comm.servers.servers import Servers
+from echelon.core.config import OptimizerSection
+
+ADAM = OptimizerSection(name="adam", lr=0.02)
+STEPS = 40
+
+
+def replaced(held: Fleet, shard: int) -> None:
+    """As a supervisor does it."""
+    held.kill(shard)
+    held.promote(shard)
+    held.start(shard, twin=True)
+
+
+def train(servers: Servers, member: int, trainers: int, **rules: Any) -> dict[str, Any]:
+    job = Job(servers, member, ADAM, replicas=1, **rules)
+    job.begin(1, range(trainers))
+    kinds = []
+    for step in range(STEPS):
+        Path(f"{member}-{step}").touch()
+        kinds.append(job.step(step, early=True).kind)
+        time.sleep(0.002)
+    return {"kinds": kinds, "version": job.version, "weights": job.weights()}
+
+
+def undisturbed(shards: int, trainers: int, body: Callable[[Servers, int], Any], plane: str) -> Any:
+    with fleet(shards, replicas=1) as held:
+        return held.run(trainers, body, plane=plane)
+
+
+@pytest.mark.parametrize(
+    ("plane", "shards", "killed"),
+    [("memory", 1, [0]), ("tcp", 2, [1]), ("memory", 2, [0, 1, 0])],
+)
+def test_weights_are_those_of_an_undisturbed_run(
+    plane: str, shards: int, killed: list[int]
+) -> None:
+    trainers = 2
+
+    def body(servers: Servers, member: int) -> Any:
+        return train(servers, member, trainers)
+
+    with fleet(shards, replicas=1) as held:
+
+        def besides() -> None:
+            for at, shard in enumerate(killed, start=1):
+                while not Path(f"0-{at * STEPS // 4}").exists():
+                    time.sleep(0.0005)
+                replaced(held, shard)
+
+        found = held.run(trainers, body, plane=plane, besides=besides)
+    for each in found:
+        assert set(each["kinds"]) <= {"applied", "done"}
+        assert each["version"] == STEPS
+    calm = undisturbed(shards, trainers, body, plane)
+    assert [each["weights"] for each in found] == [each["weights"] for each in calm]
+    alone = Alone(ADAM)
+    for step in range(STEPS):
+        alone.step([(step, 0), (step, 1)])
+    assert close(calm[0]["weights"], alone.weights())
