@@ -21,7 +21,7 @@ TRAINERS = 2
 BATCH = 64
 LR = 0.05
 WIDTH = 2048
-_STARTED = 120.0
+STARTED = 120.0
 """Seconds until the others have to be there, however busy the machine is."""
 
 
@@ -66,9 +66,9 @@ class Job:
     def meet(self, trainer: int) -> None:
         """Until all trainers are as far: none of them computes while another is still starting."""
         (self.folder / f"ready-{trainer}").touch()
-        until = time.monotonic() + _STARTED
+        until = time.monotonic() + STARTED
         while len(list(self.folder.glob("ready-*"))) < TRAINERS:
-            assert time.monotonic() < until, f"alone after {_STARTED:g} s"
+            assert time.monotonic() < until, f"alone after {STARTED:g} s"
             time.sleep(0.001)
 
     def rate(self) -> float:

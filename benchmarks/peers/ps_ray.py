@@ -17,13 +17,17 @@ from torch import Tensor
 
 from .ps_job import LR, TRAINERS, Finding, Job, Ticks, loss_of
 
+_SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",  # A session of our own, on loopback alone.
+    "RAY_memory_monitor_refresh_ms": "0",  # Else it ends trainers when others fill the memory.
+}
 Arrays = list[np.ndarray]
 _SHARED = 2_000_000_000
 """Bytes of shared memory: about forty times what is under way at once."""
 
 
 def train(job: Job) -> Finding:
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # A session of our own, on loopback alone.
+    os.environ.update(_SETTINGS)
     ray.init(
         num_cpus=TRAINERS + 1,
         include_dashboard=False,

@@ -19,14 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .ps_job import BATCH, LR, TRAINERS, Finding, Job, loss_of
+from .ps_job import BATCH, LR, STARTED, TRAINERS, Finding, Job, loss_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf  # type: ignore[import-untyped]
-
-_STARTED = 60.0
-"""Seconds until a process has to serve."""
 
 
 def train(job: Job, together: int = 1) -> Finding:
@@ -112,7 +109,7 @@ def _cluster() -> Iterator[dict[str, list[str]]]:
             process.start()
             stack.callback(process.join)
             stack.callback(process.kill)
-            assert mine.poll(_STARTED), f"{job} did not start within {_STARTED:g} s"
+            assert mine.poll(STARTED), f"{job} did not start within {STARTED:g} s"
             found[job].append(mine.recv())
         yield found
 
