@@ -177,4 +177,5 @@ def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
         folder=Path(found["folder"]),
         report=Path(found["report"]) if found["report"] else None,
         model=model,
+        nodes=found.get("nodes", {}),
     )

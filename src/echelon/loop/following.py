@@ -29,6 +29,19 @@ def follow(run: Run) -> None:
         run.version = version
 
 
+def count_up(run: Run) -> None:
+    """At the end: what every trainer and every server did, for all to know."""
+    mine = cast(RemoteStrategy, run.strategy).figures()
+    shards = {key: value for key, value in mine.items() if key.startswith("shard_")}
+    own = {key: value for key, value in mine.items() if key not in shards}
+    trainers = run.fellows.told(own)
+    servers: dict[str, dict[str, float]] = {}
+    for key, value in shards.items():
+        _, shard, name = key.split("_", 2)
+        servers.setdefault(shard, {})[name] = value
+    run.nodes = {"trainers": {str(at): one for at, one in enumerate(trainers)}, "servers": servers}
+
+
 def _go_back(run: Run) -> None:
     """The first one reads the last checkpoint, and all go on from there."""
     before, first = run.version, run.comm.index == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Result:
     folder: Path
     report: Path | None
     model: nn.Module
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Figures by trainer and by server, where there are servers."""
 
     def summary(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
@@ -42,6 +44,7 @@ class Result:
             "best": self.best,
             "folder": str(self.folder),
             "report": str(self.report) if self.report else None,
+            **({"nodes": self.nodes} if self.nodes else {}),
         }
 
 

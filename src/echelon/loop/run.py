@@ -81,6 +81,8 @@ class Run:
     """Set up the strategy anew, for the members there are now."""
     share_cores: Callable[[int], None] = lambda _members: None
     """Divide this machine's cores among so many."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """What each trainer and each server did, where there are servers."""
     _logged_at: int = -1
     _wish: str | None = None
     _seconds: float = 0.0

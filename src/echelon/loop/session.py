@@ -160,6 +160,7 @@ def _result(run: Run, run_id: str, folder: Path, reason: str, model: nn.Module) 
         folder=folder,
         report=folder / "report.html" if run.job.track.report else None,
         model=model,
+        nodes=run.nodes,
     )
 
 

@@ -20,6 +20,7 @@ import time
 from contextlib import closing
 
 from echelon.core.errors import NonFiniteError, PeerError
+from echelon.loop.following import count_up
 from echelon.loop.gathering import gather, lost
 from echelon.loop.meeting import meet, open_ledger
 from echelon.loop.run import Run
@@ -35,6 +36,8 @@ def train(run: Run) -> str:
             if (reason := _epochs(run)) is None:
                 continue
             run.finish()
+            if run.strategy.remote:
+                count_up(run)
             run.fellows.part()
             return reason
         except (PeerError, RuntimeError) as error:

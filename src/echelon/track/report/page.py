@@ -12,6 +12,7 @@ from echelon.track.report.confusion import confusion
 from echelon.track.report.curves import Chart, charts
 from echelon.track.report.gather import Contents
 from echelon.track.report.html import Html, el, join
+from echelon.track.report.nodes import nodes
 from echelon.track.report.scale import Scale, step_scale
 from echelon.track.report.verdict import tiles, verdict
 from echelon.track.text import to_json, when
@@ -28,7 +29,14 @@ def page(contents: Contents) -> str:
     body = el(
         "body",
         _header(contents),
-        el("main", _curves(drawn, x), _outcome(contents), _events(contents), _details(contents)),
+        el(
+            "main",
+            _curves(drawn, x),
+            _outcome(contents),
+            _nodes(contents),
+            _events(contents),
+            _details(contents),
+        ),
         el("footer", f"{run.id} · {run.folder} · written by Echelon"),
         _data(contents, drawn, x),
         el("script", Html(script)),
@@ -89,6 +97,13 @@ def _outcome(contents: Contents) -> Html:
     if found.samples:
         parts.append(sections.section("Samples", sections.samples(found.samples, found.labels)))
     return join(parts)
+
+
+def _nodes(contents: Contents) -> Html | None:
+    found = contents.run.summary.get("nodes")
+    if not found:
+        return None
+    return sections.section("Trainers and servers", *nodes(found))
 
 
 def _events(contents: Contents) -> Html | None:
