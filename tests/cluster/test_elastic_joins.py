@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from echelon import Task, cross_entropy, train
+from echelon.track import Store
 from tests.cluster import shared
 from tests.cluster.elastic import (
     ENDLESS,
@@ -23,7 +24,7 @@ from tests.cluster.elastic import (
     proved,
     running,
 )
-from tests.e2e.command import DEADLINE, echelon, last_json
+from tests.e2e.command import DEADLINE, echelon, last_json, start
 from tests.e2e.forks import Command, forks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
@@ -156,3 +157,14 @@ def test_a_run_that_is_over_is_said_to_be(tmp_path: Path) -> None:
         port = once.getsockname()[1]
     said = refused(join(tmp_path, f"echelon://127.0.0.1:{port}/{'0' * 64}"))
     assert said == f"error: the run has ended: nobody listens at 127.0.0.1:{port}"
+
+
+def test_a_run_that_is_under_way_is_not_resumed_beside_itself(tmp_path: Path) -> None:
+    with running(tmp_path, *ENDLESS, workers=2) as run:
+        run.go()
+        run.reach(5)
+        said = refused(start("train", "--resume", RUN, "-q", folder=tmp_path))
+        assert f"run '{RUN}' is still running" in said
+        assert len(run.said("begun")) == 1
+        assert Store(tmp_path / "runs").run(RUN).status == "running"
+        run.stop()

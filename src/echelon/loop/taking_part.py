@@ -37,6 +37,7 @@ def begin(job: Job, task: Task, *, resume: str | None = None) -> str:
     store = Store(job.track.folder)
     if resume is not None:
         refuse_other_data(task, store.folder / resume)
+        store.resume(resume)  # it is ours before anything is written, or somebody else's
         return resume
     run_id = store.create(
         job.name or task.name,
@@ -140,7 +141,7 @@ class _Leading:
     def _take_up(self) -> None:
         """An earlier run is ours now."""
         self._run.comm.rolled_back(self._run.version, "the run went on from its checkpoint")
-        self._store.resume(self._id, self._run.version)
+        self._store.resume(self._id, self._run.version, claimed=True)
         self._store.reconfigure(self._id, self._run.job.model_dump(mode="json"))
         keep(self._store.folder / self._id, self._run.job, self._task)
 

@@ -79,12 +79,16 @@ class Store:
             )
             self._must_have(run, changed.rowcount > 0)
 
-    def resume(self, run: str, step: int | None = None) -> Run:
-        """Take up a run that ended or died; points after `step` are dropped, to come anew."""
+    def resume(self, run: str, step: int | None = None, *, claimed: bool = False) -> Run:
+        """Take up a run that ended or died; points after `step` are dropped, to come anew.
+
+        `claimed`: whoever started this process has taken it up before, and stays its owner.
+        """
         found = self.run(run)
-        me, now = this_process(), time.time()
+        now = time.time()
         with connected(self.path) as store, transaction(store):
             row = store.execute("SELECT * FROM runs WHERE id = ?", (found.id,)).fetchone()
+            me = owner(row) if claimed else this_process()
             _refuse_if_busy(row, me, now)
             store.execute(
                 "UPDATE runs SET status = 'running', finished = NULL, opened = ?, seen = ?, "

@@ -50,6 +50,16 @@ def test_a_killed_run_is_lost_and_can_be_resumed(store: Store) -> None:
     assert store.run(run).process == this_process()
 
 
+def test_one_that_another_process_has_claimed_for_us_stays_its_own(store: Store) -> None:
+    holder, run = _hold(store)
+    try:
+        store.add_points(run, [Point(s, "train/loss", 1.0, 0.0) for s in (10, 20)])
+        assert store.resume(run, 10, claimed=True).process.pid == holder.pid
+        assert store.series(run, "train/loss").steps == [10]
+    finally:
+        _end(holder)
+
+
 def test_a_process_is_gone_before_anybody_reaped_it() -> None:
     child = subprocess.Popen(["sleep", "60"])
     process = Process(socket.gethostname(), child.pid, born(child.pid))
