@@ -212,7 +212,7 @@ class Conversation:
         head = unpack_rows(frame.head)
         body = self._shard.tables.blank(head, frame.size)
         self._connection.take(body)
-        self._shard.tables.stage(self.member, frame.seq, head.table, body)
+        self._shard.tables.stage(self.member, frame.seq, head, body)
 
     # Updates.
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from echelon.comm.channel import Segment
 from echelon.comm.servers.documents import to_bytes
 from echelon.comm.servers.layout import Layout
+from echelon.comm.servers.messages import CHUNK
 from echelon.comm.servers.partition import Partition
 from echelon.comm.servers.room import Room
 from echelon.core.config import OptimizerSection
-from echelon.core.errors import PeerError, TrainingError
+from echelon.core.errors import PeerError
 from echelon.server.flats import Flats
 from echelon.server.tables import Tables
 
@@ -44,13 +45,9 @@ class Holding:
             room = Room(self.layout, self.segment.tensor)
             weights = self.partition.cut(shard, room.flats)
         section = OptimizerSection.model_validate(optimizer)
-        self.flats = Flats(self.partition, shard, section, weights)
+        piece = CHUNK if weights is None else 2 * CHUNK  # nothing has to be under way meanwhile
+        self.flats = Flats(self.partition, shard, section, weights, piece)
         self.tables = Tables(self.rules.get("tables", []))
-        if self.replicated and len(self.tables):
-            raise TrainingError(
-                "parameter_server.replicas = 1 is for dense parameters alone; "
-                "this model has tables of rows: leave it at 0"
-            )
 
     @property
     def weights(self) -> Sequence[Tensor]:

@@ -56,8 +56,8 @@ class Tables:
         body = [torch.empty(head.size, dtype=torch.int64), torch.empty(head.size, width)]
         return [*body, torch.empty(head.size, dtype=torch.int32)] if head.counted else body
 
-    def stage(self, member: int, seq: int, table: int, body: Sequence[Tensor]) -> None:
-        """A message of `blank`'s form is here; those of one push add up."""
+    def stage(self, member: int, seq: int, head: RowHead, body: Sequence[Tensor]) -> None:
+        """A message of `blank`'s form is here. A push that is sent again is staged once."""
         ids, sums = body[:2]
         if not bool((ids[1:] > ids[:-1]).all()):
             raise PeerError("gradients of rows whose ids are not in order")
@@ -65,7 +65,8 @@ class Tables:
         held = self._staged.get(member)
         if held is None or held[0] != seq:
             held = self._staged[member] = seq, {}
-        held[1].setdefault(table, []).append(RowGradients(ids, sums, counts))
+        before = held[1].get(head.table, []) if head.more else []
+        held[1][head.table] = [*before, RowGradients(ids, sums, counts)]
 
     def reduce(self, pushes: Sequence[Staged]) -> float:
         """Add up what these pushes brought; returns the square of the sums' norm."""

@@ -21,6 +21,7 @@ from echelon.core.rows import RowRule, RowSpec
 from echelon.server.entry import Entry, Staged
 from echelon.server.tables import Tables
 
+HEAD = RowHead(0, 2)
 SPEC = RowSpec(name="t", width=2, seed=0, std=0.0, rule=RowRule(name="sgd", lr=1.0))
 
 
@@ -43,8 +44,8 @@ def entry(version: int, *pushes: tuple[int, int], **options: Any) -> Entry:
 
 def test_pushes_of_one_update_are_added_up_and_scaled() -> None:
     held = tables()
-    held.stage(0, 7, 0, body([1, 2], 1.0))
-    held.stage(1, 9, 0, body([2, 3], 2.0))
+    held.stage(0, 7, HEAD, body([1, 2], 1.0))
+    held.stage(1, 9, HEAD, body([2, 3], 2.0))
     held.apply(entry(1, (0, 7), (1, 9), factor=0.5), scale=0.5)
     assert [row(held, key) for key in (1, 2, 3)] == [-0.25, -0.75, -0.5]
     held.apply(entry(2, (0, 7)), scale=1.0)
@@ -53,13 +54,13 @@ def test_pushes_of_one_update_are_added_up_and_scaled() -> None:
 
 def test_what_is_staged_for_another_push_is_left_alone() -> None:
     held = tables()
-    held.stage(0, 7, 0, body([1], 1.0))
-    held.stage(0, 8, 0, body([2], 1.0))  # the first one came to nothing
+    held.stage(0, 7, HEAD, body([1], 1.0))
+    held.stage(0, 8, HEAD, body([2], 1.0))  # the first one came to nothing
     held.apply(entry(1, (0, 7)), scale=1.0)
     assert (row(held, 1), row(held, 2)) == (0, 0)
     held.apply(entry(2, (0, 8)), scale=1.0)
     assert (row(held, 1), row(held, 2)) == (0, -1)
-    held.stage(3, 1, 0, body([5], 1.0))
+    held.stage(3, 1, HEAD, body([5], 1.0))
     held.forget(3)
     held.apply(entry(3, (3, 1)), scale=1.0)
     assert row(held, 5) == 0
@@ -67,34 +68,43 @@ def test_what_is_staged_for_another_push_is_left_alone() -> None:
 
 def test_messages_of_one_push_belong_together() -> None:
     held = tables()
-    held.stage(0, 1, 0, body([1, 2], 1.0))
-    held.stage(0, 1, 0, body([3], 1.0))
+    held.stage(0, 1, HEAD, body([1, 2], 1.0))
+    held.stage(0, 1, RowHead(0, 1, more=True), body([3], 1.0))
     assert held.reduce([Staged(0, 1)]) == 6
     held.apply(entry(1, (0, 1), measured=True), scale=2.0)
     assert [row(held, key) for key in (1, 2, 3)] == [-2, -2, -2]
 
 
+def test_a_push_that_is_sent_again_is_staged_once() -> None:
+    held = tables()
+    for _ in range(2):
+        held.stage(0, 1, HEAD, body([1], 1.0))
+        held.stage(0, 1, RowHead(0, 1, more=True), body([2], 1.0))
+    held.apply(entry(1, (0, 1)), scale=1.0)
+    assert (row(held, 1), row(held, 2)) == (-1, -1)
+
+
 def test_values_are_clipped_after_they_are_scaled() -> None:
     held = tables()
-    held.stage(0, 1, 0, body([1], 3.0))
+    held.stage(0, 1, HEAD, body([1], 3.0))
     held.apply(entry(1, (0, 1), limit=0.5), scale=0.1)
     assert row(held, 1) == pytest.approx(-0.3)
-    held.stage(0, 2, 0, body([1], 30.0))
+    held.stage(0, 2, HEAD, body([1], 30.0))
     held.apply(entry(2, (0, 2), limit=0.5), scale=0.1)
     assert row(held, 1) == pytest.approx(-0.8)
 
 
 def test_occurrences_are_counted_over_trainers() -> None:
     held = tables(admit=3)
-    held.stage(0, 1, 0, body([1, 2], 1.0, [1, 1]))
-    held.stage(1, 1, 0, body([1], 1.0, [2]))
+    held.stage(0, 1, HEAD, body([1, 2], 1.0, [1, 1]))
+    held.stage(1, 1, HEAD, body([1], 1.0, [2]))
     held.apply(entry(1, (0, 1), (1, 1)), scale=1.0)
     assert held.figures() == {"rows_t": 1, "waiting_t": 1}
 
 
 def test_versions_pass_for_rows_that_are_not_in_them() -> None:
     held = tables(expire=2)
-    held.stage(0, 1, 0, body([1], 1.0))
+    held.stage(0, 1, HEAD, body([1], 1.0))
     held.apply(entry(1, (0, 1)), scale=1.0)
     for version in (2, 3, 4):
         held.apply(entry(version, (0, version)), scale=1.0)
@@ -120,11 +130,11 @@ def test_gradients_that_make_no_sense_are_refused() -> None:
     with pytest.raises(PeerError, match="asks for table 1 of 1"):
         held.blank(RowHead(1, 3), 48)
     with pytest.raises(PeerError, match="ids are not in order"):
-        held.stage(0, 1, 0, body([2, 2], 1.0))
+        held.stage(0, 1, HEAD, body([2, 2], 1.0))
 
 
 def test_heads_come_back_as_they_were() -> None:
-    head = RowHead(3, 70_000, True)
+    head = RowHead(3, 70_000, True, True)
     assert unpack_rows(pack_rows(head)) == head
     with pytest.raises(PeerError, match="a head of 3 bytes about rows"):
         unpack_rows(b"abc")

@@ -39,17 +39,19 @@ class RowHead(NamedTuple):
     table: int
     size: int
     counted: bool = False
+    more: bool = False
+    """Whether they go with those of the message before; or else they take their place."""
 
 
 def pack_rows(head: RowHead) -> bytes:
-    return _HEAD.pack(*head)
+    return _HEAD.pack(head.table, head.size, head.counted | head.more << 1)
 
 
 def unpack_rows(head: bytes) -> RowHead:
     if len(head) != _HEAD.size:
         raise PeerError(f"a head of {len(head)} bytes about rows, not {_HEAD.size}")
-    table, size, counted = _HEAD.unpack(head)
-    return RowHead(table, size, bool(counted))
+    table, size, flags = _HEAD.unpack(head)
+    return RowHead(table, size, bool(flags & 1), bool(flags & 2))
 
 
 def outline(state: Mapping[str, Tensor]) -> list[list[Any]]:

@@ -178,7 +178,7 @@ class RemoteTables:
         step = max(1, PIECE // (4 * self.specs[at].width))
         for start in range(0, len(parts[0]), step):
             ids, sums, *counts = (part[start : start + step] for part in parts)
-            head = pack_rows(RowHead(at, len(ids), bool(counts)))
+            head = pack_rows(RowHead(at, len(ids), bool(counts), start > 0))
             body = [ids, sums, *(count.int() for count in counts)]
             link.send(Kind.ROW_GRADIENTS, head, body, seq=seq, what="gradients of rows")
             link.pushed += sum(part.nbytes for part in body)
