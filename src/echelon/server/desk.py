@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from echelon.server.shard import Abandoned, Shard
 from echelon.server.translate import translate
 
 _LOOK = 0.5
+_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class Desk:
         self._asking: dict[int, int] = {}
         """The number of each member's last push or pull."""
         self._squares: dict[int, dict[int, float]] = {}
+        self._scales: dict[int, float] = {}
+        """Of measured entries, for shards that missed it."""
         self._measures = False
         self.mirror: Mirror | None = None
         self._waking = threading.Event()
@@ -125,6 +127,7 @@ class Desk:
             self.gate.load_state_dict(state)
             self._pending.clear()
             self._squares.clear()
+            self._scales.clear()
             self._log.begin(incarnation)
 
     def snapshot(self) -> dict[str, Any]:
@@ -134,12 +137,17 @@ class Desk:
             return {"gate": self.gate.state_dict(), "entries": entries}
 
     def take_over(
-        self, state: Mapping[str, Any], past: Sequence[Entry], entries: Sequence[Entry]
+        self,
+        state: Mapping[str, Any],
+        past: Sequence[Entry],
+        scales: Mapping[int, float],
+        entries: Sequence[Entry],
     ) -> None:
         """Go on where the gate of another process ended: `past` was carried out there."""
         with self._changed:
             self.gate.load_state_dict(state)
             self._log.begin(self._shard.incarnation, self._shard.number, past)
+            self._scales |= scales
             for entry in entries:  # whom to answer is found out when they ask again
                 self._add(replace(entry, gives=()))
 
@@ -174,10 +182,13 @@ class Desk:
             self._log.forget(shard, connection)
             self._changed.notify_all()
 
-    def squares(self, shard: int, number: int, square: float) -> None:
+    def squares(self, shard: int, number: int, square: float) -> float | None:
+        """What a shard has measured; the scale, if that is known already."""
         with self._changed:
-            self._squares.setdefault(number, {})[shard] = square
-            self._changed.notify_all()
+            if number > self._shard.number:
+                self._squares.setdefault(number, {})[shard] = square
+                self._changed.notify_all()
+            return self._scales.get(number)
 
     def _measure(self, entry: Entry, square: float) -> float:
         """In whichever thread carries the entry out at shard 0."""
@@ -190,10 +201,9 @@ class Desk:
             found = self._squares.pop(entry.number, {})
             if len(found) <= others:
                 raise Abandoned(f"entry {entry.number} lacks the squares of other shards")
-            square = sum(found.values())
-            scale = entry.scale_of(square)
-            with suppress(KeyError):  # a gate that took over has not kept it
-                self.gate.squares(entry.version, square)
+            scale = entry.scale_of(sum(found.values()))
+            self._scales[entry.number] = scale
+            self._scales.pop(entry.number - _KEPT, None)
             self._log.tell(entry.number, scale)
             return scale
 

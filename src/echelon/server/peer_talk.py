@@ -29,16 +29,21 @@ class PeerTalk:
                 "number": int(number),
                 "incarnation": int(incarnation),
                 "staged": list(staged),
+                "squares": list(squares),
             } if 0 < index < self._shard.count:
                 self._index = index
                 pushes = [(int(member), int(seq)) for member, seq in staged]
                 self._desk.greet(index, self._connection, number, incarnation, pushes)
+                for entry, square in squares:
+                    self._desk.squares(index, int(entry), float(square))
             case Kind.STAGED, {"member": int(member), "seq": int(seq)} if self._index > 0:
                 self._desk.staged(self._index, member, seq)
             case Kind.SQUARES, {"number": int(number), "square": int() | float() as square} if (
                 self._index > 0
             ):
-                self._desk.squares(self._index, number, float(square))
+                scale = self._desk.squares(self._index, number, float(square))
+                if scale is not None:
+                    self._connection.send(Kind.FACTOR, {"number": number, "scale": scale})
             case Kind.SEGMENT, {"size": int(size)}:
                 self._lend(size)
             case kind, _:

@@ -13,8 +13,8 @@ A shard that lost its gate, or the other way round, says hello again. Entries of
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +31,7 @@ from echelon.server.shard import Shard
 _PAUSE = 0.05
 _PATIENCE = 2.0
 _LOOK = 0.3
+_KEPT = 16
 
 
 class GateLink:
@@ -39,7 +40,8 @@ class GateLink:
     def __init__(self, settings: ServerSettings, shard: Shard, halted: Callable[[], bool]) -> None:
         self._settings, self._shard, self._halted = settings, shard, halted
         self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._squares: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        """For a gate that takes over, and has to know again."""
         shard.measure = self._measure
 
     def run(self) -> None:
@@ -65,6 +67,7 @@ class GateLink:
             "number": shard.number,
             "incarnation": shard.incarnation,
             "staged": [list(push) for push in shard.staged_pushes()],
+            "squares": list(self._squares),
         }
         self._send(Kind.HELLO, hello)
 
@@ -86,6 +89,8 @@ class GateLink:
                 return
 
     def _hear(self, frame: Frame) -> None:
+        if frame.kind == Kind.FACTOR:  # of an update that is made here already
+            return
         if frame.kind != Kind.ENTRY:
             raise PeerError(f"the gate sent a frame of kind {frame.kind}")
         fields = frame.fields()
@@ -97,6 +102,7 @@ class GateLink:
         connection = self._connection
         if connection is None:
             raise PeerError("the gate is lost")
+        self._squares.append((entry.number, square))
         connection.send(Kind.SQUARES, {"number": entry.number, "square": square})
         while (frame := connection.receive()) is not None:
             if frame.kind == Kind.FACTOR:

@@ -91,7 +91,7 @@ class Role:
         if self._desk is not None and twin.gate is not None:
             holding = self.shard.holding
             self._desk.prepare(holding.rules, len(holding.layout.slots))
-            self._desk.take_over(twin.gate, list(twin.past), twin.decided)
+            self._desk.take_over(twin.gate, list(twin.past), twin.scales, twin.decided)
 
     def _work(self, listeners: Sequence[socket.socket]) -> None:
         if self._link is not None:

@@ -44,6 +44,7 @@ class Twin:
         self._decided: dict[int, Entry] = {}
         self.past: deque[Entry] = deque(maxlen=_KEPT)
         """What was done last, for other shards that come back."""
+        self.scales: dict[int, float] = {}
 
     @property
     def decided(self) -> list[Entry]:
@@ -113,6 +114,7 @@ class Twin:
         shard.number = document["number"]
         self._decided.clear()
         self.past.clear()
+        self.scales.clear()
         self._keep(document)
 
     def _keep(self, document: dict[str, Any]) -> None:
@@ -132,6 +134,8 @@ class Twin:
         connection.send(Kind.ACK, {"number": number})
         shard.repeat(entry, total, document["scale"], rows)
         self.past.append(entry)
+        self.scales[entry.number] = document["scale"]
+        self.scales.pop(entry.number - _KEPT, None)
         for known in [known for known in self._decided if known <= entry.number]:
             del self._decided[known]
 
