@@ -79,7 +79,8 @@ class Chronicle:
     def _joined(self, entry: Entry, version: int) -> None:
         """Whoever is there from the start is no event."""
         if self._begun:
-            self._happened(entry, version, f"process {entry.get('pid')} on {entry.get('host')}")
+            host = str(entry.get("host")).partition("/")[0]  # what follows tells namesakes apart
+            self._happened(entry, version, f"process {entry.get('pid')} on {host}")
 
     def _lost(self, entry: Entry, version: int) -> None:
         if self._over and entry["how"] == "left":

@@ -66,7 +66,8 @@ class Store:
         """A run that goes on may go on differently."""
         with connected(self.path) as store, transaction(store):
             changed = store.execute(
-                "UPDATE runs SET config = ? WHERE id = ?", (dumped(config), run)
+                "UPDATE runs SET config = ?, strategy = COALESCE(?, strategy) WHERE id = ?",
+                (dumped(config), config.get("strategy"), run),
             )
             self._must_have(run, changed.rowcount > 0)
 

@@ -158,7 +158,7 @@ def test_failures_and_what_they_cost(path: Path) -> None:
         line("recovered", generation=2, seconds=0.8, lost_steps=1),
         line("stalled", member=0, text="waiting for member 0"),
         line("coordinator", pid=9, again=True),
-        line("joined", member=3, pid=77, host="b", name="trainer"),
+        line("joined", member=3, pid=77, host="b/0a9f/pid:[4026531836]", name="trainer"),
         line("told", text="not of our concern"),
         line("finished", status="stopped", version=3),
         line("lost", member=0, how="left", why="", quiet=0),

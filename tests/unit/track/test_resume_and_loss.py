@@ -121,3 +121,11 @@ def test_a_run_of_another_machine_is_refused_while_it_gives_signs_of_life(
 def test_an_unknown_run_cannot_be_resumed(store: Store) -> None:
     with pytest.raises(RunError, match="there are no runs"):
         store.resume("digits-0001")
+
+
+def test_a_run_that_goes_on_under_another_strategy_is_listed_with_it(store: Store) -> None:
+    run = store.create("digits", {"strategy": "pipeline"}, {"strategy": "pipeline"})
+    store.reconfigure(run, {"strategy": "single", "epochs": 3})
+    assert store.run(run).strategy == "single"
+    store.reconfigure(run, {"epochs": 4})
+    assert store.run(run).strategy == "single", "where nothing is said, nothing changes"
