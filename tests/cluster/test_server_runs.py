@@ -10,9 +10,18 @@ import pytest
 from torch import Tensor
 
 from echelon.cluster.fleet import served
-from tests.cluster.elastic import ENDLESS, STEPS, Running, difference, join, proved, running
+from tests.cluster.elastic import (
+    ENDLESS,
+    RUN,
+    STEPS,
+    Running,
+    difference,
+    join,
+    proved,
+    running,
+)
 from tests.cluster.shared import is_alive
-from tests.e2e.command import DEADLINE
+from tests.e2e.command import DEADLINE, echelon
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -69,3 +78,51 @@ def test_trainers_apart_consume_every_sample_once_whoever_comes_and_goes(
             newcomer.communicate(timeout=DEADLINE)
     assert "Traceback" not in errors
     assert any(" 3: " in line for line in proved(tmp_path))
+
+
+@pytest.mark.parametrize("settings", [[], MODES["asynchronous"]], ids=["together", "apart"])
+def test_a_lost_server_takes_the_run_back_to_its_checkpoint(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    servers = ["parameter_server.servers=2", "checkpoint.every=20"]
+    with running(tmp_path, SERVED, *servers, *settings, workers=2) as run:
+        run.reach(30)
+        os.kill(server(run, 1), signal.SIGKILL)
+        run.wait("rolled_back")
+        run.go()
+        output, errors = run.end(0)
+    assert f"{STEPS} steps" in output
+    assert "server 1 ended (signal 9); another one takes its place" in errors
+    assert "Traceback" not in errors
+    (back,) = run.said("rolled_back")
+    assert 20 <= back["version"] < 60
+    proved(tmp_path)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_twin_takes_over_and_nothing_is_lost(
+    tmp_path: Path, weights: dict[str, Tensor], shard: int
+) -> None:
+    twins = ["parameter_server.servers=2", "parameter_server.replicas=1"]
+    with running(tmp_path, SERVED, *twins, workers=2) as run:
+        run.reach(20)
+        os.kill(server(run, shard), signal.SIGKILL)
+        run.go()
+        output, errors = run.end(0)
+    assert f"{STEPS} steps" in output
+    assert f"server {shard} ended (signal 9); its twin takes over" in errors
+    assert not run.said("rolled_back")
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+def test_a_stopped_run_goes_on_in_one_process(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    with running(tmp_path, SERVED, *MODES["asynchronous"], workers=2) as run:
+        run.reach(10)
+        os.kill(run.command.pid, signal.SIGINT)
+        run.go()
+        run.end(130)
+    again = echelon("train", "--resume", RUN, "strategy=single", "workers=1", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert difference(tmp_path, weights) < 1.0
+    proved(tmp_path)

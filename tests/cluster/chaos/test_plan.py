@@ -11,7 +11,7 @@ from echelon.core.errors import UserError
 PLAN = (
     "kill trainer:1@step=50; freeze trainer:2@step=80 for 5s; kill coordinator@step=120; "
     "join 1@step=150; slow leader@step=160 by 4x for 2s; partition trainer:0@step=170+0.5s for 1s; "
-    "fill disk@step=180 for 1s; tear checkpoint@step=190"
+    "fill disk@step=180 for 1s; tear checkpoint@step=190; kill server:0@step=195"
 )
 
 
@@ -22,6 +22,7 @@ def test_a_plan_says_what_happens_to_whom_and_when() -> None:
     assert (faults[3].verb, faults[3].count, faults[3].step) == ("join", 1, 150)
     assert (faults[4].target, faults[4].factor, faults[4].seconds) == ("leader", 4.0, 2.0)
     assert faults[5].delay == 0.5
+    assert faults[-1] == Fault("kill", "server", 0, 195)
 
 
 def test_what_a_fault_is_called_can_be_read_again() -> None:
@@ -39,7 +40,9 @@ def test_faults_come_in_the_order_of_their_steps() -> None:
         ("", "it is empty"),
         ("kill trainer:1", "says not when"),
         ("kil trainer:1@step=5", "did you mean 'kill'"),
-        ("kill server@step=5", "choices: coordinator, leader, trainer"),
+        ("kill disk@step=5", "choices: coordinator, leader, server, trainer"),
+        ("freeze server:0@step=5 for 1s", "choices: coordinator, leader, trainer"),
+        ("kill leader:1@step=5", "is nobody"),
         ("kill trainer@5", "is no moment"),
         ("join many@step=5", "a number from 1 to 64"),
         ("freeze trainer@step=5", "for"),

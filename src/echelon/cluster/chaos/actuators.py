@@ -16,6 +16,7 @@ from echelon.cluster.chaos.plan import PEOPLE, Fault
 from echelon.cluster.chaos.process import Command
 from echelon.cluster.chaos.scene import Scene
 from echelon.cluster.coordinator import Reporter, read_join_string
+from echelon.cluster.fleet import served
 from echelon.cluster.joining import JOIN
 from echelon.core.errors import CheckpointError
 from echelon.loop.assemble import CHECKPOINTS
@@ -64,6 +65,8 @@ class Actuators:
         deed = Deed(fault, self._scene.version)
         if fault.target == "coordinator":
             self._aim_at_coordinator(deed)
+        elif fault.target == "server":
+            self._aim_at_server(deed)
         elif fault.target in PEOPLE:
             self._aim(deed)
         deed.moment = time.time()
@@ -105,6 +108,16 @@ class Actuators:
             raise NotYet("there is no coordinator")
         deed.coordinator, deed.pids = True, [self._scene.coordinator]
 
+    def _aim_at_server(self, deed: Deed) -> None:
+        seats = {s["shard"]: s["pid"] for s in served(self._folder) if not s["twin"]}
+        wanted = deed.fault.member
+        if not self._scene.order:
+            raise NotYet("the run has not begun")
+        if not seats or (wanted is not None and wanted not in seats):
+            raise Never(f"there is no server {wanted or ''} (there are {_listed(seats)})")
+        deed.server = self._chance.choice(sorted(seats)) if wanted is None else wanted
+        deed.pids = [seats[deed.server]]
+
     def _aim(self, deed: Deed) -> None:
         member = self._chosen(deed.fault)
         deed.members, deed.pids = [member], [self._scene.living[member]]
@@ -131,7 +144,7 @@ class Actuators:
         raise NotYet(f"there is no member {member} (there are {_listed(scene.living)})")
 
     def _kill(self, deed: Deed) -> None:
-        if not deed.coordinator:
+        if deed.members:
             self._spare_the_last(deed.members[0])
         os.kill(deed.pids[0], signal.SIGKILL)
         self._killed |= set(deed.members)
@@ -155,7 +168,9 @@ class Actuators:
         """Whether somebody is about to come, or lost and not yet noticed."""
         scene, commands = self._scene, (self._command, *self.newcomers)
         pids = {pid for command in commands for pid in command.family()}
-        absent = pids - {self._command.pid, scene.coordinator, *scene.living.values()}
+        servers = {seat["pid"] for seat in served(self._folder)}
+        known = {self._command.pid, scene.coordinator, *scene.living.values()}
+        absent = pids - known - servers
         return bool(absent or scene.living.keys() ^ set(scene.order))
 
     def _freeze(self, deed: Deed) -> None:

@@ -23,6 +23,8 @@ class Deed:
     """Whom it hit; of a join, who came."""
     pids: list[int] = field(default_factory=list)
     coordinator: bool = False
+    server: int | None = None
+    """Which of a parameter server's."""
     detected: float | None = None
     """Seconds until it was noticed; None if it never was."""
     recovered: float | None = None
@@ -36,6 +38,8 @@ class Deed:
     def who(self) -> str:
         if self.coordinator:
             return "coordinator"
+        if self.server is not None:
+            return f"server {self.server}"
         return ", ".join(f"member {member}" for member in self.members)
 
     def as_data(self) -> dict[str, Any]:

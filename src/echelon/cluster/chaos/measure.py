@@ -21,6 +21,8 @@ def measure(deed: Deed, scene: Scene, others: Sequence[Deed] = ()) -> None:
     verb = deed.fault.verb
     if deed.coordinator:
         _coordinator(deed, scene)
+    elif deed.server is not None:
+        _server(deed, scene)
     elif verb == "join":
         _join(deed, scene)
     elif verb == "slow":
@@ -37,6 +39,19 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
     if again is not None:
         deed.detected = again["time"] - deed.moment
         deed.recovered = _next_update(scene, again["time"], 0, deed.moment)
+
+
+def _server(deed: Deed, scene: Scene) -> None:
+    """Noticed by whoever has to go back; where a twin takes over, by nobody but the supervisor."""
+    back = next(_since(scene, deed.moment, "rolled_back"), None)
+    since = deed.moment if back is None else back["time"]
+    deed.recovered = _next_update(scene, since, 0, deed.moment)
+    if back is None:
+        deed.note = "nothing was lost"
+        return
+    deed.detected = back["time"] - deed.moment
+    deed.lost_steps = max(0, deed.version - back["version"])
+    deed.note = f"went back to version {back['version']:,}"
 
 
 def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:

@@ -2,7 +2,8 @@
 
 plan    fault; fault; …
 fault   kill WHO@WHEN                            WHO   trainer:2 (the member with this id),
-        freeze WHO@WHEN for 5s                         trainer (any), leader or coordinator
+        freeze WHO@WHEN for 5s                         trainer (any), leader, coordinator, or to be
+                                                       killed server:0 (of a parameter server)
         slow TRAINER@WHEN by 4x for 5s           WHEN  step=50, or step=50+0.2s: so much later
         partition TRAINER@WHEN for 5s
         join 2@WHEN
@@ -36,7 +37,7 @@ class Rule:
 
 PEOPLE = ("trainer", "leader")
 RULES: dict[str, Rule] = {
-    "kill": Rule((*PEOPLE, "coordinator")),
+    "kill": Rule((*PEOPLE, "coordinator", "server")),
     "freeze": Rule((*PEOPLE, "coordinator"), ("for",)),
     "slow": Rule(PEOPLE, ("by", "for")),
     "partition": Rule(PEOPLE, ("for",)),
@@ -54,7 +55,7 @@ class Fault:
     verb: str
     target: str = ""
     member: int | None = None
-    """Which trainer; None if any will do."""
+    """Which trainer, or which server; None if any will do."""
     step: int = 0
     delay: float = 0.0
     """Seconds after that step."""
@@ -145,7 +146,7 @@ def _target(position: int, text: str, verb: str) -> tuple[str, int | None]:
         raise PlanError(position, unknown(f"{verb}: target", name, targets))
     if not colon:
         return name, None
-    if name != "trainer" or not number.isdecimal():
+    if name not in ("trainer", "server") or not number.isdecimal():
         raise PlanError(position, f"{text!r} is nobody: write trainer:2, or {_listed(targets)}")
     return name, int(number)
 
