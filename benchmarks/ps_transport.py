@@ -32,7 +32,7 @@ ASKED = ("plain", "sealed", "raw tcp", "zmq", "grpc", "torch_rpc")
 """Those whose small requests are timed."""
 
 Figures = dict[str, float]
-"""Median milliseconds per side."""
+"""Milliseconds per side."""
 
 
 def main() -> None:
@@ -41,30 +41,37 @@ def main() -> None:
     names = [name for name in SIDES if installed(name) and name in (chosen.only or SIDES)]
     try:
         with sides(names) as found:
-            exchanges = measure(found, chosen.rounds, "exchange", chosen.exchanges)
+            exchanges, cpu = measure(found, chosen.rounds, "exchange", chosen.exchanges)
             asked = {name: side for name, side in found.items() if name in ASKED}
-            requests = measure(asked, chosen.rounds, "ask", chosen.requests) if asked else {}
+            requests, _ = measure(asked, chosen.rounds, "ask", chosen.requests)
     except WireFailed as error:
         raise SystemExit(str(error)) from None
-    table(exchanges, requests)
+    table(exchanges, cpu, requests)
     if chosen.only:
         return
     print(json.dumps(summary(exchanges, requests)))
 
 
-def measure(found: dict[str, Side], rounds: int, word: str, count: int) -> Figures:
-    """All rounds of all sides, in turn; the first one only warms up."""
+def measure(found: dict[str, Side], rounds: int, word: str, count: int) -> tuple[Figures, Figures]:
+    """All rounds of all sides, in turn; the first one only warms up.
+
+    Returns the median time of one, and the time on a core of all its processes together.
+    """
     times: dict[str, list[float]] = {name: [] for name in found}
+    cpu = dict.fromkeys(found, 0.0)
     for number in range(rounds + 1):
         for name in turned(list(found), number):
-            spent = found[name].do(word, count)
+            side = found[name]
+            before = side.cpu  # others' turns are not its own, and waiting costs something, too
+            spent = side.do(word, count)
             if number:
                 times[name] += spent
-    return {name: statistics.median(spent) for name, spent in times.items()}
+                cpu[name] += (side.cpu - before) / rounds / count
+    return {name: statistics.median(spent) for name, spent in times.items()}, cpu
 
 
 def turned(names: list[str], by: int) -> list[str]:
-    by %= len(names)
+    by %= max(1, len(names))
     return names[by:] + names[:by]
 
 
@@ -90,15 +97,17 @@ def worst(ratio: Callable[[str], float]) -> float:
     return round(max(map(ratio, OPTIMIZERS)), 3)
 
 
-def table(exchanges: Figures, requests: Figures) -> None:
-    print(f"{'100 MB':>16} {'ms':>9} {'GB/s':>7} {'4 KB µs':>9}")
+def table(exchanges: Figures, cpu: Figures, requests: Figures) -> None:
+    print(f"{'100 MB':>16} {'ms':>9} {'GB/s':>7} {'CPU ms':>9} {'4 KB µs':>9}")
     for name, spent in exchanges.items():
         small = f"{requests[name] * 1e3:9.1f}" if name in requests else ""
-        print(f"{name:>16} {spent:9.2f} {moved(name) / spent / 1e6:7.2f} {small}")
+        print(f"{name:>16} {spent:9.2f} {moved(name) / spent / 1e6:7.2f} {cpu[name]:9.1f} {small}")
 
 
 def moved(name: str) -> float:
     """Bytes that an exchange carries: there and back, but for the limits."""
+    if name.startswith("rows"):
+        return 2 * 10_000 * 64 * 4
     return 1e8 if name in ("copy", "raw tcp", "step sgd", "step adam") else 2e8
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +32,24 @@ class WireFailed(Exception):
 class Side:
     """A caller that does as it is told."""
 
-    def __init__(self, name: str, pipe: Connection) -> None:
-        self.name, self._pipe = name, pipe
+    def __init__(self, name: str, pipe: Connection, pids: list[int]) -> None:
+        self.name, self._pipe, self._pids = name, pipe, pids
+
+    @property
+    def cpu(self) -> float:
+        """Milliseconds that all its processes have had so far."""
+        return sum(map(_cpu, self._pids))
 
     def do(self, word: str, count: int) -> list[float]:
         """Milliseconds of each."""
         self._pipe.send_bytes(json.dumps([word, count]).encode())
         found: list[float] = json.loads(said(self.name, self._pipe))
         return found
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
 
 
 def said(name: str, pipe: Connection) -> bytes:
@@ -59,23 +70,26 @@ def sides(names: list[str]) -> Iterator[dict[str, Side]]:
         servers = {
             name: stack.enter_context(_process(_serve, name)) for name in names if name not in ALONE
         }
-        where = {name: said(name, pipe) for name, pipe in servers.items()}
+        where = {name: said(name, pipe) for name, (pipe, _) in servers.items()}
         found = {}
         for name in names:
-            pipe = stack.enter_context(_process(_call, name, where.get(name)))
+            pipe, pid = stack.enter_context(_process(_call, name, where.get(name)))
             said(name, pipe)
-            found[name] = Side(name, pipe)
+            serving = [servers[name][1]] if name in servers else []
+            found[name] = Side(name, pipe, [pid, *serving])
         yield found
 
 
 @contextmanager
-def _process(body: Any, name: str, *given: Any) -> Iterator[Connection]:
+def _process(body: Any, name: str, *given: Any) -> Iterator[tuple[Connection, int]]:
+    """Our end of a pipe to it, and its id."""
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=_alone, args=(body, ours, theirs, name, *given))
     process.start()
     theirs.close()
+    assert process.pid is not None
     try:
-        yield ours
+        yield ours, process.pid
     finally:
         process.kill()
         process.join()
