@@ -93,11 +93,12 @@ class Flats:
         *,
         scale: float,
         factor: float,
+        clip: float = 1.0,
         limit: float | None = None,
         missing: Collection[int] = (),
         stale: Sequence[Stale | None] = (),
     ) -> Iterator[Done]:
-        """Update all weights with Σ pushes · `scale`, at `factor` times the learning rate.
+        """Update all weights with Σ pushes · `scale` · `clip`, at `factor` times the learning rate.
 
         It has to be driven to its end. Staged gradients may be changed by it. `limit`: single
         values are clipped to it; `missing`: parameters nobody has a gradient of, which stay what
@@ -111,14 +112,14 @@ class Flats:
                     continue
                 start, stop = piece.start, piece.stop
                 if plain:
-                    piece.step(pushes[0][at][start:stop], factor, scale)
+                    piece.step(pushes[0][at][start:stop], factor, scale, clip)
                 elif limit is None and not any(stale):
-                    piece.step(self._sum(pushes, at, piece), factor, scale)
+                    piece.step(self._sum(pushes, at, piece), factor, scale, clip)
                 else:
                     grad = self._gathered(pushes, at, piece, scale, stale)
                     if limit is not None:
                         clip_value_([grad], limit)
-                    piece.step(grad, factor, 1.0)
+                    piece.step(grad, factor, 1.0, clip)
                 yield Done(at, start, stop)
 
     def apply_whole(self, pushes: Sequence[Grads], *, scale: float, factor: float) -> None:

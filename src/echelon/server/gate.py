@@ -50,7 +50,6 @@ class Gate:
         self._debts = Debts()
         self._applied = Applied(terms.samples, KEPT if terms.together else None)
         self._examiner = Examiner(terms, self._way, parameters)
-        self._measured: dict[int, Round] = {}
         self._began: dict[int, float] = {}
 
     # Members.
@@ -116,10 +115,6 @@ class Gate:
         """Whether this push is part of an update already."""
         return self._applied.was(member, seq) is not None
 
-    def squares(self, version: int, square: float) -> float:
-        """The square of a measured round's gradient is known → what it is multiplied with."""
-        return self._measured.pop(version).scale_of(square)
-
     def observe(self, value: float) -> None:
         """A validation result, for the schedule."""
         self._terms.schedule.observe(value)
@@ -163,7 +158,6 @@ class Gate:
         self._roll = Roll(pending["members"] if pending else ())
         self._asks.clear()
         self._debts.clear()
-        self._measured.clear()
         self._terms.schedule.load_state_dict(state.get("schedule") or {})
         nothing: dict[str, Any] = {"samples": self._terms.samples, "whole": [], "parts": []}
         self._applied.load_state_dict(state.get("ledger") or nothing)
@@ -204,8 +198,6 @@ class Gate:
             return []
         made = self._round(pushes)
         self.version = made.version
-        if made.measured:
-            self._measured[made.version] = made
         for member, push in pushes:
             self._applied.add(member, push.seq, push.lease, made.version)
             age = made.version - 1 - push.based_on

@@ -75,12 +75,15 @@ class Piece:
     def options(self) -> dict[str, Any]:
         return options_of(self._group)
 
-    def step(self, grad: Tensor, factor: float, scale: float) -> None:
-        """One update; `grad` counts `scale` times what it is, and may be changed."""
+    def step(self, grad: Tensor, factor: float, scale: float, clip: float = 1.0) -> None:
+        """One update; `grad` counts `scale` · `clip` times what it is, and may be changed."""
         if self._lane is not None:  # nobody else gets at this optimizer: nothing to look out for
             self._group["lr"] = self._group["initial_lr"] * factor
-            self._lane.update([grad], scale)
+            self._lane.update([grad], scale * clip)
             return
+        if clip != 1.0:  # rounded as a single process does it, before penalties are added
+            grad.mul_(scale)
+            scale = clip
         self.weights.grad = grad
         self._stepper.step(factor, scale)
         self.weights.grad = None

@@ -196,9 +196,11 @@ class Shard:
         scale: float,
         stale: Sequence[Stale | None],
     ) -> Iterator[Done]:
+        mean = 1 / entry.divisor if entry.measured else scale
         return self.holding.flats.apply(
             pushes,
-            scale=scale,
+            scale=mean,
+            clip=scale / mean,
             factor=entry.factor,
             limit=entry.limit,
             missing=entry.missing,

@@ -139,8 +139,9 @@ def test_one_process_goes_on_from_the_servers_and_they_from_it(given: dict[str, 
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_by_norm_and_by_value() -> None:
-    section = OptimizerSection(name="sgd", lr=0.1)
+@pytest.mark.parametrize("l1", [0.0, 0.01])
+def test_clipping_by_norm_and_by_value(l1: float) -> None:
+    section = OptimizerSection(name="sgd", lr=0.1, l1=l1)
     one = OneProcess(section)
     partition, flats = begun(section, 2, one)
     pushes = [gradients(one.model, 1), gradients(one.model, 2)]
@@ -151,7 +152,8 @@ def test_clipping_by_norm_and_by_value() -> None:
     squares = [mine.reduce([part[at] for part in parts]) for at, mine in enumerate(flats)]
     norm = sum(squares) ** 0.5 / 5
     for at, mine in enumerate(flats):
-        mine.apply_whole([parts[0][at]], scale=0.7 / (norm + 1e-6) / 5, factor=1.0)
+        for _ in mine.apply([parts[0][at]], scale=1 / 5, clip=0.7 / (norm + 1e-6), factor=1.0):
+            pass
     agrees(partition, flats, one)
 
     third = gradients(one.model, 3)

@@ -360,7 +360,7 @@ def test_clipping_by_norm() -> None:
     both.push(0)
     (made,) = rounds(both.push(1))
     assert made.measured
-    assert both.gate.squares(1, 64.0 * 400) == pytest.approx(0.25 / 20)
+    assert made.scale_of(64.0 * 400) == pytest.approx(0.25 / 20)
     (value,) = rounds(Table(EACH, 1, clip={"value": 0.5}).push(0))
     assert (value.limit, value.measured) == (0.5, False)
 
