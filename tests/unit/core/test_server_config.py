@@ -96,3 +96,12 @@ def test_a_run_that_goes_on_without_servers_forgets_them() -> None:
     assert rearranged({"strategy": "single"})["parameter_server"] == {}
     assert "parameter_server" not in rearranged({"strategy": "parameter_server"})
     assert "parameter_server" not in rearranged({"workers": 2})
+
+
+def test_how_updates_are_judged_has_no_effect_where_they_are_not() -> None:
+    judged = {"parameter_server": {"merit": {"policy": "reject", "samples": 64}}}
+    values: dict[str, Any] = {"strategy": "parameter_server", **judged}
+    assert job_from(values, checks=[strategy.check]).parameter_server.merit.every == 4
+    del judged["parameter_server"]["merit"]["policy"]
+    with pytest.raises(ConfigError, match=r"merit\.samples has no effect where nobody is judged"):
+        job_from(values, checks=[strategy.check])

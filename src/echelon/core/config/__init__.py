@@ -20,7 +20,7 @@ from echelon.core.config.running import (
     StopSection,
     TrackSection,
 )
-from echelon.core.config.server import ParameterServerSection
+from echelon.core.config.server import MeritSection, ParameterServerSection
 
 __all__ = [
     "AugmentSection",
@@ -33,6 +33,7 @@ __all__ = [
     "HealthSection",
     "Job",
     "JobFile",
+    "MeritSection",
     "OptimizerSection",
     "ParameterServerSection",
     "PipelineSection",

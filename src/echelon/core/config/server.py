@@ -20,6 +20,29 @@ def _nothing(value: Any) -> Any:
     return None if value == "none" else value
 
 
+class MeritSection(Section):
+    """Whether updates are judged by what they do to held-out samples."""
+
+    policy: Literal["none", "reject", "weigh"] = "none"
+    """`reject`: of a trainer whose gradients do not agree with held-out samples, as others' do,
+    nothing is applied. `weigh`: beside that, the less they agree the less they count."""
+    every: PositiveInt = 4
+    """Each trainer measures every so many of its gradients."""
+    samples: PositiveInt = 128
+    """Held-out samples that are looked at each time."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        for key in ("every", "samples"):
+            if self.policy == "none" and getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(
+                    f"merit.{key} has no effect where nobody is judged (policy 'none')",
+                    key,
+                    "policy",
+                )
+        return self
+
+
 class ParameterServerSection(Section):
     """Where the weights live, and which gradients make an update."""
 
@@ -43,6 +66,7 @@ class ParameterServerSection(Section):
     into account, by the square of the gradient."""
     scale: Literal["none", "staleness"] = "none"
     """`staleness`: the learning rate of an update is divided by 1 + its staleness."""
+    merit: MeritSection = MeritSection()
 
     @property
     def together(self) -> bool:

@@ -21,9 +21,11 @@ from echelon.core.errors import ConfigError, PeerError
 from echelon.core.protocols import Comm
 from echelon.core.task import Task
 from echelon.core.types import Lease, Shard
+from echelon.data.sources import as_source
 from echelon.optim.build import penalised
 from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
+from echelon.strategy.parameter_server.judge import Judge, held_out
 from echelon.strategy.parameter_server.pushes import Pushes
 from echelon.strategy.parameter_server.rules import rules
 from echelon.strategy.registry import OWN_OPTIMIZER
@@ -52,6 +54,7 @@ class Connected(AllReduce):
     _resting = True
     """Whether the servers do not wait for a push of this trainer."""
     share = 0
+    _judge: Judge | None = None
 
     @property
     def apart(self) -> bool:  # type: ignore[override]
@@ -152,6 +155,9 @@ class Connected(AllReduce):
             self._upload(self._weights_only() | {key: state[key] for key in keys if key in state})
 
     def _optimizer_state(self) -> dict[str, Any]:
+        """The first trainer fetches it: one copy of it is enough."""
+        if self._comm.index:
+            return {"state": {}, "groups": []}
         found: dict[str, Any] = self._here.state()["optimizer"]
         return found
 
@@ -222,12 +228,26 @@ class Connected(AllReduce):
         if self.lacks_state and not made:
             self._upload(self._weights_only() | {"version": 0})
             self._peers.barrier()
+        self._judge = self._appoint()
         self._entry = found.generation, found.members
         self._resting = True
         if self.apart and self._numerics.batch:
             pushes = self._parallel.servers.pushes(len(found.members))
             self.share = -(-self._numerics.batch // pushes)
         self._stale = True
+
+    def _appoint(self) -> Judge | None:
+        """Somebody to measure what gradients do to held-out samples, where that is wanted."""
+        section, valid = self._parallel.servers.merit, self._task.valid
+        if section.policy == "none":
+            return None
+        if valid is None or not len(valid):
+            raise ConfigError(
+                "parameter_server.merit needs held-out samples, and this task has none",
+                ("parameter_server", "merit", "policy"),
+            )
+        parts = held_out(as_source(valid), self._peers, section.samples, self._numerics.device)
+        return Judge(self.model, self._loss_of, self._parameters, parts, section.every)
 
     def _upload(self, state: dict[str, Any]) -> None:
         if self._comm.index == 0:

@@ -22,6 +22,7 @@ def rules(numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()
         "replicas": section.replicas,
         "compensate": section.compensate,
         "scale": section.scale,
+        "merit": section.merit.policy,
         "balance": parallel.balance,
         **parallel.plan,
     }

@@ -45,12 +45,18 @@ class ParameterServer(Connected):
         self._here.push(
             self._made_up() if lease is None else self._part_of(lease),
             self.version,
-            filled.row,
+            self._judged(filled.row),
             finite=filled.finite and math.isfinite(filled.row[2]),
             square=filled.square,
             missing=filled.missing,
         )
         return self._concluded(self._here.outcome(), filled)
+
+    def _judged(self, row: Sequence[float]) -> Sequence[float]:
+        """With the gradient's merit, where that is measured and there is one."""
+        if self._judge is None or self._weight <= 0:
+            return row
+        return [*row, self._judge.merit(self._here.slots)]
 
     def _concluded(self, outcome: Outcome, filled: Filled) -> Update:
         if outcome.kind == "void":
@@ -61,7 +67,7 @@ class ParameterServer(Connected):
             return self._refused(outcome, filled)
         self._scaler.update(finite=True)
         # What was applied before, and is sent again, has no sums of its own.
-        _, weight, loss_sum, asked, seconds = outcome.row or filled.row
+        _, weight, loss_sum, asked, seconds = (outcome.row or tuple(filled.row))[:5]
         if self._pace.compare(seconds / self._peers.count) and self._balanced and not self.apart:
             self._comm.asked |= Ask.BALANCE
         self.version = outcome.version
