@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from echelon.core.errors import PeerError
 from echelon.core.protocols import RemoteStrategy
 from echelon.core.types import Lease
 from echelon.data.intervals import Intervals
@@ -80,11 +81,16 @@ class SharedLedger(Ledger):
         self._out.clear()
 
     def drain(self) -> list[Any]:
-        """The first member's: what the servers took in since, in the order of versions."""
+        """The first member's: what the servers took in since, in the order of versions.
+
+        Where they cannot be asked they keep it, for whoever asks in the next generation.
+        """
         if self._comm.index != 0:
             return []
-        recorded = self._comm.recorded()
-        found = self._strategy.unheard(recorded)
+        try:
+            found = self._strategy.unheard(self._comm.recorded())
+        except PeerError:
+            return []
         new = [record for record in found if record[3] > self._reported]
         self._reported = max([self._reported, *(record[3] for record in new)])
         return [_told(*record) for record in new]
