@@ -11,9 +11,18 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from echelon.comm.channel.buffers import Buffer, view
-from echelon.comm.channel.cipher import Cipher
+from echelon.comm.channel.cipher import TAG, Cipher
 from echelon.comm.channel.doorway import close_in_children
-from echelon.comm.channel.frames import HEADER, OWN, PING, SEGMENT, Frame, head_bytes, parse
+from echelon.comm.channel.frames import (
+    HEADER,
+    OWN,
+    PING,
+    PING_START,
+    SEGMENT,
+    Frame,
+    head_bytes,
+    parse,
+)
 from echelon.comm.channel.handshake import Card, Keys, Refused
 from echelon.comm.channel.life import Life
 from echelon.comm.channel.memory import Segment
@@ -69,7 +78,7 @@ class Connection:
         settle(connected)
         self._socket, self._owner = connected, os.getpid()
         self._fate = Fate()
-        self._sending = threading.Lock()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._inbox = Inbox(connected, self._fate)
         self._sender, self._receiver = self._ways(terms)
         self._next = terms.keys.receive_start
@@ -101,14 +110,15 @@ class Connection:
     def receive(self, timeout: float | None = None) -> Frame | None:
         """The next frame; None if none began in time. What was not taken of the last is skipped."""
         until = None if timeout is None else monotonic() + timeout
-        try:
-            self._fate.check()
-            if self._left:
-                left, self._left = self._left, 0
-                self._receiver.skip(left)
-            return self._receive(until)
-        except (OSError, EOFError, PeerError) as error:
-            raise self._failed(error) from None
+        with self._receiving:
+            try:
+                self._fate.check()
+                if self._left:
+                    left, self._left = self._left, 0
+                    self._receiver.skip(left)
+                return self._receive(until)
+            except (OSError, EOFError, PeerError) as error:
+                raise self._failed(error) from None
 
     def take(self, into: Sequence[Buffer], progress: Progress | None = None) -> None:
         """The body of the last frame, straight into memory of just its size.
@@ -117,17 +127,18 @@ class Connection:
         """
         views = [view(part) for part in into]
         size = sum(map(len, views))
-        try:
-            self._fate.check()
-            if size != self._left:
-                raise PeerError(f"sent {self._left:,} bytes where {size:,} were due")
-            self._left = 0
-            self._receiver.body(views, progress)
-        except (OSError, EOFError, PeerError) as error:
-            raise self._failed(error) from None
-        except BaseException:
-            self._fail("was left in the middle of a message")
-            raise
+        with self._receiving:
+            try:
+                self._fate.check()
+                if size != self._left:
+                    raise PeerError(f"sent {self._left:,} bytes where {size:,} were due")
+                self._receiver.body(views, progress)
+                self._left = 0
+            except (OSError, EOFError, PeerError) as error:
+                raise self._failed(error) from None
+            except BaseException:
+                self._fail("was left in the middle of a message")
+                raise
 
     def take_bytes(self) -> bytearray:
         """The body of the last frame in memory of its own: at most `limit` bytes."""
@@ -146,15 +157,16 @@ class Connection:
     def receive_segment(self, size: int, timeout: float = 10.0) -> Segment:
         """The memory that the peer shares next, which has to have this size."""
         self._needs_unix()
-        try:
-            frame = self._receive(monotonic() + timeout, SEGMENT)
-            if frame is None:
-                raise PeerError(f"shared no memory within {timeout:g} s")
-            if not self._inbox.descriptors:
-                raise PeerError("shared memory without a descriptor")
-            return Segment.from_descriptor(self._inbox.descriptors.popleft(), size)
-        except (OSError, EOFError, PeerError) as error:
-            raise self._failed(error) from None
+        with self._receiving:
+            try:
+                frame = self._receive(monotonic() + timeout, SEGMENT)
+                if frame is None:
+                    raise PeerError(f"shared no memory within {timeout:g} s")
+                if not self._inbox.descriptors:
+                    raise PeerError("shared memory without a descriptor")
+                return Segment.from_descriptor(self._inbox.descriptors.popleft(), size)
+            except (OSError, EOFError, PeerError) as error:
+                raise self._failed(error) from None
 
     @property
     def pending(self) -> bool:
@@ -178,8 +190,10 @@ class Connection:
             why, ping = self._life.look()
             if why is not None:
                 self._fail(why)
-            elif ping:
+                return
+            if ping:
                 self._ping()
+            self._clear()
         except (OSError, ValueError) as error:  # closed, or broken: whoever uses it will see why
             if self._socket.fileno() >= 0:
                 self._failed(error)
@@ -211,17 +225,37 @@ class Connection:
 
     def _receive(self, until: float | None, wanted: int | None = None) -> Frame | None:
         while self._inbox.need(HEADER, until):
-            start = bytes(self._inbox.take(HEADER))
-            header = parse(memoryview(start), self._next, self.limit)
-            self._next = self._next + 1 & _LOWEST_32
-            head = self._receiver.head(header, start)
-            if header.kind == PING and not header.body:
-                continue
-            if header.kind != wanted if wanted else header.kind >= OWN:
-                raise PeerError(f"sent a frame of kind {header.kind} where another was due")
-            self._left = header.body
-            return Frame(header.kind, header.seq, head, header.body)
+            if (frame := self._frame(wanted)) is not None:
+                return frame
         return None
+
+    def _frame(self, wanted: int | None = None) -> Frame | None:
+        """The frame whose header is here; None for a ping."""
+        start = bytes(self._inbox.take(HEADER))
+        header = parse(memoryview(start), self._next, self.limit)
+        self._next = self._next + 1 & _LOWEST_32
+        head = self._receiver.head(header, start)
+        if header.kind == PING and not header.body:
+            return None
+        if header.kind != wanted if wanted else header.kind >= OWN:
+            raise PeerError(f"sent a frame of kind {header.kind} where another was due")
+        self._left = header.body
+        return Frame(header.kind, header.seq, head, header.body)
+
+    def _clear(self) -> None:
+        """Takes the pings away while nobody receives: in the end they would fill all room. What
+        else is there stays where it is, so that who waits for `fileno` is woken up."""
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            if not self._left and not self._inbox.held:
+                size = HEADER + (TAG if self.sealed else 0)
+                for _ in range(self._inbox.admit(PING_START, size)):
+                    self._frame()
+        except (OSError, EOFError, PeerError) as error:
+            self._failed(error)
+        finally:
+            self._receiving.release()
 
     def _failed(self, error: BaseException) -> PeerError:
         if isinstance(error, EOFError | ConnectionError):

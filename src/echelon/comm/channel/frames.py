@@ -30,6 +30,8 @@ OWN = 240
 """Kinds from here on are the channel's own."""
 PING = 255
 SEGMENT = 254
+PING_START = MAGIC + bytes([VERSION, PING])
+"""What a ping begins with."""
 _KNOWN = (PING, SEGMENT)
 
 _FIELDS = struct.Struct("<4sBBHIQQI")

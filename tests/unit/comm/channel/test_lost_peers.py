@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.comm.channel import Connection, connect, dial
+from echelon.comm.channel import Connection, connect, dial, life
 from echelon.core.errors import PeerError
 
 from .children import ask, echo, hold_the_interpreter, listening
@@ -40,6 +40,14 @@ def lost(connection: Connection, why: str) -> float:
     with pytest.raises(PeerError, match=why):
         connection.receive(SOON)
     return time.monotonic() - since
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true in time."""
+    since = time.monotonic()
+    while not condition() and time.monotonic() - since < SOON:
+        time.sleep(0.02)
+    return condition()
 
 
 @contextmanager
@@ -137,6 +145,33 @@ def test_who_ends_in_the_middle_of_a_message_leaves_no_one_waiting() -> None:
         theirs.close()
         with pytest.raises(PeerError, match="closed the connection or ended"):
             sending.result(SOON)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "sealed"])
+def test_pings_do_not_pile_up_where_nobody_receives(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "PING", 0.0)
+    with pair(kind) as (ours, theirs):
+        ours.send(1, b"", [b"body"])
+        assert theirs.receive(5.0) is not None
+        # A body that is not taken yet is in the way of taking pings away.
+        assert until(lambda: life.unread(theirs._socket) > 0)
+        assert theirs.take_bytes() == b"body"
+        monkeypatch.setattr(life, "PING", 60.0)
+        assert until(lambda: life.unread(theirs._socket) == 0)
+        ours.send(2)
+        frame = theirs.receive(5.0)
+        assert frame is not None
+        assert frame.kind == 2
+
+
+def test_an_end_is_known_even_if_nobody_receives() -> None:
+    with pair("tcp") as (ours, theirs):
+        theirs.close()
+        assert until(lambda: ours._fate.why is not None)
+        with pytest.raises(PeerError, match="closed the connection or ended"):
+            ours.send(1)
 
 
 def test_closing_ends_the_wait_of_another_thread() -> None:
