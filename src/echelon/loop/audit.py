@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.checkpoint import Shelf
-from echelon.core.errors import RunError, TrainingError
+from echelon.core.errors import DataError, RunError, TrainingError
 from echelon.core.types import Lease
 from echelon.data.account import Account
 from echelon.data.intervals import Intervals
@@ -32,6 +32,8 @@ def audit(folder: Path, *, checkpoint: bool) -> Account:
     # First the checkpoint: whatever it holds was in the journal before, also in a live run.
     cut = _newest(folder) if checkpoint else None
     found = replay(path)
+    if not found.samples:
+        raise DataError(f"{path}: the journal has no beginning: it is empty, or was cut off")
     proof = account(found)
     if cut is not None:
         proof.problems += _differences(found, cut)
