@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.comm.channel import Connection
@@ -149,7 +149,7 @@ class Desk:
             self._log.begin(self._shard.incarnation, self._shard.number, past)
             self._scales |= scales
             for entry in entries:  # whom to answer is found out when they ask again
-                self._add(replace(entry, gives=()))
+                self._add(entry._replace(gives=()))
 
     def quiet(self) -> threading.Condition:
         """A context in which nothing is decided."""

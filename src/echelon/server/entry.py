@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from echelon.comm.servers.outcome import Outcome
@@ -26,8 +25,7 @@ class Give(NamedTuple):
     """For the gate's own shard to tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Weights become `version` by these pushes, if there are any; then they are given away."""
 
     number: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from echelon.server.decisions import Decision, Round
 from echelon.server.entry import Entry, Give, Staged
@@ -33,7 +32,7 @@ def translate(
         if not entries:
             number += 1
             entries.append(Entry(number, decision.outcome.version))
-        entries[-1] = replace(entries[-1], gives=(*entries[-1].gives, give))
+        entries[-1] = entries[-1]._replace(gives=(*entries[-1].gives, give))
     return entries, told
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class TcpLink(Link):
             size += bodies[last].nbytes
         for chunk in rest[:last]:
             self._send_chunk(chunk)
-        full = replace(head, chunks=tuple(rest[last:]))
+        full = head._replace(chunks=tuple(rest[last:]))
         self.pushed += size
         self.send(Kind.PUSH, pack_push(full), bodies[last:], seq=seq, what=f"push {seq}")
 
