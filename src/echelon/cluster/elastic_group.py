@@ -152,8 +152,12 @@ class ElasticGroup:
     def _meet(self) -> None:
         """For the first time; if that is broken off, the others are met as by a newcomer."""
         try:
-            self.regroup([0], None)
+            healing = self.regroup([0], None)
         except PeerError:
+            self.alone()
+            return
+        if healing.peers is not None:
+            # They have met before: what they expect is a newcomer, not one that begins with them.
             self.alone()
 
     def report(self, records: Sequence[Sequence[int]]) -> None:
