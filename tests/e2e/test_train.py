@@ -111,7 +111,7 @@ def test_a_diverging_run_fails_names_the_layer_and_keeps_finite_weights(tmp_path
         (["train", "a.yaml", "b.yaml"], "one job file at a time"),
         (["train", *MLP, "epoch=3"], "did you mean 'epochs'?"),
         (["train", *MLP, "strategy=alreduce"], "strategy 'alreduce' is unknown"),
-        (["train", *MLP, "workers=2"], "strategy 'single' is one process"),
+        (["train", *MLP, "workers=2"], "is one process (of several are: all_reduce, "),
         (["train", *MLP, "device=cuda:99"], "GPUs"),
         (["train", *MLP, "device=quantum"], "device 'quantum' is unknown"),
         (["train", *MLP, "stop.metric=acuracy"], "did you mean 'accuracy'?"),

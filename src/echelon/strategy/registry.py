@@ -52,8 +52,11 @@ def check(job: Job) -> None:
         raise ConfigError(unknown("strategy", job.strategy, _ROWS), ("strategy",))
     axis = _ROWS[job.strategy].axis
     if axis is None and job.workers != 1:
+        several = ", ".join(name for name in names() if _ROWS[name].axis is not None)
         raise ConfigError(
-            f"workers = {job.workers}: strategy {job.strategy!r} is one process", ("workers",)
+            f"workers = {job.workers}: strategy {job.strategy!r} is one process (of several are: "
+            f"{several})",
+            ("workers",),
         )
     known = {axis, "data"} - {None}
     if idle := [name for name in job.mesh if name not in known]:
