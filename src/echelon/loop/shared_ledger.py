@@ -47,6 +47,7 @@ class SharedLedger(Ledger):
         self._mine, self._out = Intervals(), Intervals()
         self._used: list[tuple[int, int]] = []
         self._reported = 0
+        self._left_out: set[tuple[int, ...]] = set()
 
     def leases(self, epoch: int, size: int) -> Iterator[Lease]:
         """What this member holds, and if that is nothing, what it gets; at most so much at once."""
@@ -91,7 +92,10 @@ class SharedLedger(Ledger):
             found = self._strategy.unheard(self._comm.recorded())
         except PeerError:
             return []
-        new = [record for record in found if record[3] > self._reported]
+        # What was left out may come behind its version: it is told until another one is recorded.
+        before, self._left_out = self._left_out, {tuple(r) for r in found if r[4] < 0}
+        fresh = self._left_out - before
+        new = [r for r in found if r[3] > self._reported or tuple(r) in fresh]
         self._reported = max([self._reported, *(record[3] for record in new)])
         return [_told(*record) for record in new]
 

@@ -36,6 +36,7 @@ class Applied:
         """Versions whose records are kept although nobody asks for them."""
         self._pages: dict[int, _Page] = {}
         self._records: deque[Record] = deque()
+        self._left_out: list[Record] = []
         self._last: dict[int, tuple[int, int]] = {}
 
     def makes_sense(self, lease: Lease) -> bool:
@@ -44,23 +45,24 @@ class Applied:
 
     def add(self, member: int, seq: int, lease: Lease, version: int) -> None:
         self._last[member] = seq, version
-        self._commit(lease, version, member)
+        if lease.size:
+            self._commit(lease, version)
+            self._records.append(Record(*lease, version, member))
+        if self._keep is not None:
+            self.recorded(version - self._keep)
 
     def leave_out(self, member: int, lease: Lease, version: int) -> None:
-        """These samples are done with, without an update."""
-        self._commit(lease, version, -1 - member)
+        """These samples are done with, without an update; told again they are so already."""
+        if lease.size and not self.done(lease):
+            self._commit(lease, version)
+            self._left_out.append(Record(*lease, version, -1 - member))
 
-    def _commit(self, lease: Lease, version: int, member: int) -> None:
-        if not lease.size:
-            return
+    def _commit(self, lease: Lease, version: int) -> None:
         page = self._pages.get(lease.epoch)
         if page is None:
             page = self._pages[lease.epoch] = _Page(version, version, Intervals())
         page.done.add(lease.start, lease.stop)
         page.last = version
-        self._records.append(Record(*lease, version, member))
-        if self._keep is not None:
-            self.recorded(version - self._keep)
 
     def was(self, member: int, seq: int) -> int | None:
         """The version that this very push made, if it was the member's last."""
@@ -78,13 +80,21 @@ class Applied:
         return page.done.common(lease.start, lease.stop) if page is not None else []
 
     def records(self, after: int) -> list[Record]:
-        return [record for record in self._records if record.version > after]
+        """What is applied after this version, in its order.
+
+        What was left out at a version follows it, and may be told more than once: it can come when
+        the version itself is on record already.
+        """
+        found = [record for record in self._records if record.version > after]
+        left_out = [record for record in self._left_out if record.version >= after]
+        return sorted(found + left_out, key=lambda record: (record.version, record.member < 0))
 
     def recorded(self, version: int) -> None:
         """What came up to this version is on record elsewhere."""
         records = self._records
         while records and records[0].version <= version:
             records.popleft()
+        self._left_out = [record for record in self._left_out if record.version >= version]
 
     def state_dict(self) -> dict[str, Any]:
         """As every ledger is saved, and what it takes to go on in the middle of a run."""
@@ -109,15 +119,18 @@ class Applied:
             first, last = part["versions"]
             self._pages[part["epoch"]] = _Page(first, last, done)
         self._records.clear()
+        self._left_out.clear()
         self._last.clear()
 
     def pending(self) -> dict[str, Any]:
         """What is not part of a cut, but of a gate that takes over."""
         return {
             "records": [list(record) for record in self._records],
+            "left_out": [list(record) for record in self._left_out],
             "last": [[member, *last] for member, last in self._last.items()],
         }
 
     def load_pending(self, state: Mapping[str, Any]) -> None:
         self._records = deque(Record(*record) for record in state["records"])
+        self._left_out = [Record(*record) for record in state["left_out"]]
         self._last = {member: (seq, version) for member, seq, version in state["last"]}

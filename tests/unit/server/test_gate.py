@@ -383,6 +383,25 @@ def test_records_are_kept_until_they_are_on_record() -> None:
     assert [r.version for r in table.gate.records(0)] == [3]
 
 
+def test_samples_that_are_left_out_are_told_until_another_version_is_on_record() -> None:
+    table = Table(EACH, 2)
+    table.push(0)
+    assert len(table.gate.records(0)) == 1
+    table.gate.recorded(1)
+    table.gate.leave_out(1, Lease(0, 900, 910))  # version 1 is on record already
+    table.gate.leave_out(1, Lease(0, 900, 910))
+    assert [tuple(record) for record in table.gate.records(1)] == [(0, 900, 910, 1, -2)]
+    assert answers(table.push(0, lease=(900, 910))) == {0: "done"}
+    table.push(0, lease=(20, 30))
+    assert [record.version for record in table.gate.records(1)] == [1, 2]
+    state = table.gate.state_dict()
+    other = Table(EACH, 2)
+    other.gate.load_state_dict(state)
+    assert other.gate.state_dict() == state
+    table.gate.recorded(2)
+    assert table.gate.records(2) == []
+
+
 def test_together_few_records_are_kept() -> None:
     table = Table(TOGETHER, 1)
     for _ in range(80):
