@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -87,6 +86,8 @@ class Kind(IntEnum):
     """trainer → shard: what rows a table has, and perhaps all of them, please; answered"""
     ROW_LOAD = 83
     """trainer → shard: all rows of a table; answered"""
+    ROW_ROOM = 84
+    """trainer → shard: a segment for rows follows (memory plane); answered"""
 
 
 class Chunk(NamedTuple):
@@ -97,8 +98,7 @@ class Chunk(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class PushHead:
+class PushHead(NamedTuple):
     """What a push is: which samples, computed on which version, and what is summed with it."""
 
     generation: int
