@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from echelon.core.config import (
     ClipSection,
     OptimizerSection,
+    ParameterServerSection,
     ScheduleSection,
+    SyncSection,
 )
+from echelon.core.errors import ConfigError, NonFiniteError
+from echelon.core.types import Parallel
 
 from . import networks, trained
-from .jobs import difference, strategy
-from .serving import Served, run
+from .jobs import difference, strategy, weights
+from .serving import Served, alone, run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,14 +63,142 @@ def train(case: tuple[Any, ...], comm: Served | None = None) -> dict[str, torch.
 
 @pytest.mark.parametrize(("count", "servers"), [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_ends_on_the_weights_of_one_process(count: int, servers: int) -> None:
-    alone = {case: train(case) for case in CASES}
+    expected = {case: train(case) for case in CASES}
 
     def work(group: Served) -> dict[str, float]:
         found = {}
         for case in CASES:
             group.next()
-            found[str(case)] = difference(train(case, group), alone[case])
+            found[str(case)] = difference(train(case, group), expected[case])
         return found
 
     found = run(count, servers, work, times=len(CASES))
     assert max(found.values()) <= 1e-5, found
+
+
+def test_batch_norm_evaluation_and_checkpoints_are_those_of_one_process() -> None:
+    """Half of the way alone, the rest with servers, and the other way round."""
+    case = ("cnn64", "adamw", CLIPS[1], 1, "constant")
+    whole, first = _half(case, None, 20), _half(case, None, 10)
+
+    def work(group: Served) -> dict[str, float]:
+        group.next()
+        second = _half(case, group, 10, first["state"], slice(10, 20))
+        group.next()
+        begun = _half(case, group, 10)
+        found = {"resumed": difference(second["weights"], whole["weights"])}
+        found["seen"] = abs(second["loss"] - whole["loss"])
+        if group.index == 0:
+            ended = _half(case, None, 10, begun["state"], slice(10, 20))
+            found["taken over"] = difference(ended["weights"], whole["weights"])
+        return found
+
+    found = run(2, 2, work, times=2)
+    assert max(found.values()) <= 1e-5, found
+    assert len(found) == 3
+
+
+def _half(
+    case: tuple[Any, ...],
+    comm: Served | None,
+    count: int,
+    state: dict[str, Any] | None = None,
+    which: slice = slice(None),
+) -> dict[str, Any]:
+    network, optimizer, clip, micro, _ = case
+    name = "single" if comm is None else "parameter_server"
+    chosen = {"optimizer": OPTIMIZERS[optimizer], "clip": clip, "micro": micro, "comm": comm}
+    built = strategy(name, networks.task(network), **chosen)
+    if state is not None:
+        built.load_state_dict(copy.deepcopy(state))
+        if comm is not None:
+            comm.collective().barrier()  # as a run's members meet after loading
+    index, parts = (0, 1) if comm is None else (comm.index, comm.count)
+    for batch in networks.batches(network)[which][:count]:
+        built.compute(networks.part(batch, index, parts, micro))
+        assert built.update().committed
+    last = networks.batches(network)[0]
+    stats = built.total(built.compute(networks.part(last, index, parts), backward=False))
+    found = copy.deepcopy(built.state_dict())
+    return {"weights": found["model"], "state": found, "loss": float(stats.loss_sum)}
+
+
+class Odd(nn.Module):
+    """Frozen, unused and tied parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.frozen = nn.Linear(6, 8).requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+        self.one = nn.Linear(8, 8)
+        self.other = nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(torch.tanh(self.other(torch.tanh(self.one(self.frozen(x))))))
+
+
+def test_frozen_unused_and_tied_parameters_are_as_in_one_process() -> None:
+    def odd(comm: Served | None) -> dict[str, torch.Tensor]:
+        task = networks.task("mlp")
+        task.model = Odd
+        name = "single" if comm is None else "parameter_server"
+        built = strategy(name, task, optimizer=OPTIMIZERS["adamw"], comm=comm)
+        index, parts = (0, 1) if comm is None else (comm.index, comm.count)
+        for batch in networks.batches("mlp")[:8]:
+            built.compute(networks.part(batch, index, parts))
+            assert built.update().committed
+        return trained.weights(built)
+
+    expected = odd(None)
+    assert run(2, 2, lambda group: difference(odd(group), expected)) <= 1e-5
+
+
+def test_an_update_that_is_not_finite_in_one_trainer_is_refused_by_all() -> None:
+    def work(group: Served) -> list[str]:
+        built = strategy("parameter_server", networks.task("mlp"), comm=group)
+        before = weights(built)
+        batch = dict(networks.part(networks.batches("mlp")[0], group.index, group.count)[0])
+        if group.index == 1:
+            batch["x"] = torch.full_like(batch["x"], float("nan"))  # type: ignore[arg-type]
+        built.compute([batch])
+        with pytest.raises(NonFiniteError) as caught:
+            built.update()
+        assert difference(weights(built), before) == 0
+        built.compute(networks.part(networks.batches("mlp")[1], group.index, group.count))
+        return [str(caught.value), str(built.update().version)]
+
+    said, version = run(2, 2, work)
+    assert said == "step 1: the loss is nan: input column 'x' is not finite (member 1)"
+    assert version == "1"
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_one_trainer_apart_is_one_process(staleness: int | None) -> None:
+    section = ParameterServerSection(staleness=staleness, quorum=1)
+    case = ("mlp", "adam", ClipSection(norm=0.05), 2, "cosine")
+    expected = train(case)
+    comm = alone(2)
+    built = strategy(
+        "parameter_server",
+        networks.task("mlp"),
+        optimizer=OPTIMIZERS["adam"],
+        clip=case[2],
+        micro=2,
+        schedule=ScheduleSection(name="cosine"),
+        comm=comm,
+        parallel=Parallel(servers=section),
+    )
+    for batch in networks.batches("mlp"):
+        built.compute(networks.part(batch, 0, 1, 2))
+        done = built.update()
+        assert (done.committed, done.staleness) == (True, 0)
+    assert difference(trained.weights(built), expected) <= 1e-5
+
+
+def test_a_trained_parameter_cannot_be_another_one_in_each_trainer() -> None:
+    sync = SyncSection(skip_init=("*.weight",))
+    with pytest.raises(ConfigError, match=r"skip_init = '\*.weight': parameter .* is trained"):
+        strategy("parameter_server", comm=alone(), parallel=Parallel(sync=sync))
