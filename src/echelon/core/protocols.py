@@ -72,7 +72,7 @@ class RowStore(Protocol):
     """Whether they are no part of this process's model: its state is without them."""
 
     def pull(self, ids: Tensor) -> Tensor:
-        """The row of each id, [n, width], the caller's own. Looking makes no rows."""
+        """The row of each id, [n, width], good until the next pull. Looking makes no rows."""
         ...
 
     def push(

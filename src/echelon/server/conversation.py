@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
 from echelon.comm.servers import documents
 from echelon.comm.servers.messages import Kind, unpack_chunk, unpack_push
 from echelon.comm.servers.part import Part, blank
 from echelon.comm.servers.row_messages import blank_state, outline, unpack_rows
+from echelon.comm.servers.row_room import LARGEST, PULLS, PUSHES, carve, pull_shapes, push_shapes
 from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease
 from echelon.server.seats import PinnedSeat, Seat, WireSeat
@@ -31,6 +33,8 @@ class Conversation:
         self._asked = 0
         self._seat: Seat | None = None
         self._upload: tuple[Part, dict[str, Any]] | None = None
+        self._areas: dict[int, Tensor] = {}
+        """Memory for rows that the trainer shares."""
 
     def run(self) -> None:
         """Until the trainer is gone, or this process ends."""
@@ -51,6 +55,7 @@ class Conversation:
             Kind.ROWS: self._rows,
             Kind.ROW_STATE: self._row_state,
             Kind.ROW_LOAD: self._row_load,
+            Kind.ROW_ROOM: self._row_room,
         }
         try:
             while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
@@ -186,12 +191,34 @@ class Conversation:
 
     def _rows(self, frame: Frame) -> None:
         head = unpack_rows(frame.head)
+        if head.shared:
+            shapes = pull_shapes(head.size, self._shard.tables.width(head.table))
+            ids, rows = carve(self._area(PULLS), head.place, shapes)
+            # The trainer may write there again, but these ids are remembered.
+            self._shard.tables.pull(head.table, ids.clone(), rows)
+            self._answer()
+            return
         if frame.size != 8 * head.size:
             raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
         ids = torch.empty(head.size, dtype=torch.int64)
         self._connection.take([ids])
         rows = self._shard.tables.pull(head.table, ids)
         self._connection.send(Kind.ANSWER, {}, [rows], seq=self._asked)
+
+    def _row_room(self, frame: Frame) -> None:
+        match frame.fields():
+            case {"area": 0 | 1 as area, "size": int(size)} if self._memory and size <= LARGEST:
+                segment = self._connection.receive_segment(size)
+                segment.close()
+                self._areas[area] = segment.tensor
+            case _:
+                raise PeerError("memory for rows is shared that makes no sense")
+        self._answer()
+
+    def _area(self, number: int) -> Tensor:
+        if number not in self._areas:
+            raise PeerError("speaks of rows in memory that is not shared")
+        return self._areas[number]
 
     def _row_state(self, frame: Frame) -> None:
         with self._shard.order.quiet():
@@ -210,8 +237,14 @@ class Conversation:
 
     def _row_gradients(self, frame: Frame) -> None:
         head = unpack_rows(frame.head)
-        body = self._shard.tables.blank(head, frame.size)
-        self._connection.take(body)
+        if head.shared:
+            width = self._shard.tables.width(head.table)
+            shapes = push_shapes(head.size, width, head.counted)
+            ids, *rest = carve(self._area(PUSHES), head.place, shapes)
+            body = [ids.clone(), *rest]  # once looked at, they have to stay as they are
+        else:
+            body = self._shard.tables.blank(head, frame.size)
+            self._connection.take(body)
         self._shard.tables.stage(self.member, frame.seq, head, body)
 
     # Updates.

@@ -44,8 +44,11 @@ class Tables:
         self._rows = [Rows(spec) for spec in self._specs]
         self._staged.clear()
 
-    def pull(self, table: int, ids: Tensor) -> Tensor:
-        return self._at(table).pull(ids)
+    def pull(self, table: int, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._at(table).pull(ids, out)
+
+    def width(self, table: int) -> int:
+        return self._at(table).spec.width
 
     def blank(self, head: RowHead, size: int) -> list[Tensor]:
         """Room for a message of gradients: ids, sums and perhaps counts."""

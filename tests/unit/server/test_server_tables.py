@@ -15,7 +15,9 @@ from echelon.comm.servers.row_messages import (
     pack_rows,
     unpack_rows,
 )
-from echelon.comm.servers.rows import RemoteTables, Sharing, shard_of
+from echelon.comm.servers.row_room import carve, pull_shapes, push_shapes
+from echelon.comm.servers.row_shares import Sharing, shard_of
+from echelon.comm.servers.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.rows import RowRule, RowSpec
 from echelon.server.entry import Entry, Staged
@@ -173,3 +175,17 @@ def test_ids_are_shared_evenly_and_stay_in_order() -> None:
 def test_nobody_to_ask() -> None:
     with pytest.raises(PeerError, match="not connected to the servers"):
         RemoteTables([SPEC]).store(0).pull(torch.tensor([1]))
+
+
+def test_shared_memory_is_carved_within_its_bounds() -> None:
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    shapes = push_shapes(3, 2, counted=True)
+    ids, sums, counts = carve(memory, 64, shapes)
+    assert (ids.shape, sums.shape, counts.shape) == ((3,), (3, 2), (3,))
+    sums.fill_(1.0)
+    assert int(memory.count_nonzero()) == 2 * 6, "it is the memory itself"
+    for place in (1, 960, 1 << 60):
+        with pytest.raises(PeerError, match="bytes of shared memory"):
+            carve(memory, place, shapes)
+    with pytest.raises(PeerError, match="bytes of shared memory"):
+        carve(memory, 0, pull_shapes(1 << 31, 64))

@@ -205,6 +205,15 @@ class Link:
             raise self._lost(error, f"{what} was awaited") from None
         return None
 
+    def share(self, kind: Kind, head: Mapping[str, Any], segment: Segment, what: str) -> None:
+        """Show the shard more of this trainer's memory."""
+        self.begin(kind, head, what=what)
+        try:
+            self._connection.send_segment(segment)
+        except PeerError as error:
+            raise self._lost(error, f"{what} was awaited") from None
+        self.answer(what)
+
     def close(self) -> None:
         self._part()
         self._connection.close()

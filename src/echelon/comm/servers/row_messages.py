@@ -24,7 +24,7 @@ from echelon.core.errors import PeerError
 MOST_TABLES = 256
 PIECE = 64 << 20
 """Bytes of values in one message, at most."""
-_HEAD = struct.Struct("<HIB")
+_HEAD = struct.Struct("<HIBQ")
 _KINDS = {
     "float32": torch.float32,
     "int64": torch.int64,
@@ -41,17 +41,21 @@ class RowHead(NamedTuple):
     counted: bool = False
     more: bool = False
     """Whether they go with those of the message before; or else they take their place."""
+    shared: bool = False
+    """Whether they lie in shared memory, at `place`; or else they are the message's body."""
+    place: int = 0
 
 
 def pack_rows(head: RowHead) -> bytes:
-    return _HEAD.pack(head.table, head.size, head.counted | head.more << 1)
+    flags = head.counted | head.more << 1 | head.shared << 2
+    return _HEAD.pack(head.table, head.size, flags, head.place)
 
 
 def unpack_rows(head: bytes) -> RowHead:
     if len(head) != _HEAD.size:
         raise PeerError(f"a head of {len(head)} bytes about rows, not {_HEAD.size}")
-    table, size, flags = _HEAD.unpack(head)
-    return RowHead(table, size, bool(flags & 1), bool(flags & 2))
+    table, size, flags, place = _HEAD.unpack(head)
+    return RowHead(table, size, bool(flags & 1), bool(flags & 2), bool(flags & 4), place)
 
 
 def outline(state: Mapping[str, Tensor]) -> list[list[Any]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.comm.servers.link import Link
@@ -24,14 +22,21 @@ from echelon.comm.servers.row_messages import (
     pack_rows,
     pieces,
 )
+from echelon.comm.servers.row_room import (
+    PULLS,
+    PUSHES,
+    RowRoom,
+    carve,
+    pull_shapes,
+    push_shapes,
+    room_for,
+)
+from echelon.comm.servers.row_shares import Sharing, part_of
 from echelon.core.errors import PeerError
-from echelon.core.hashing import words
 from echelon.core.rows import RowSpec
 
-_KEY = 0x54A12D
-_HALF = np.uint64(32)
 State = dict[str, Tensor]
-Insist = Callable[[Callable[[], None]], None]
+Insist = Callable[[Callable[[], Tensor]], Tensor]
 
 
 class Staged(NamedTuple):
@@ -40,32 +45,6 @@ class Staged(NamedTuple):
     ids: Tensor
     sums: Tensor
     counts: Tensor | None
-
-
-class Sharing(NamedTuple):
-    """Ids in the order of their shards, and how many are each one's."""
-
-    order: Tensor | None
-    """Places of `ids`, shard by shard; None if there is one shard."""
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, ids: Tensor, shards: int) -> Sharing:
-        if shards == 1:
-            return cls(None, [len(ids)])
-        owner = shard_of(ids, shards)
-        order = np.argsort(owner, kind="stable")
-        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
-
-    def parts(self, values: Tensor) -> Sequence[Tensor]:
-        ordered = values if self.order is None else values.index_select(0, self.order)
-        return torch.split(ordered, self.sizes)
-
-
-def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
-    """Evenly, whatever the ids are."""
-    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
-    return (high * np.uint64(shards) >> _HALF).view(np.int64)
 
 
 class RemoteTables:
@@ -78,6 +57,7 @@ class RemoteTables:
         self._loaded: dict[int, Mapping[str, Tensor]] = {}
         self._ahead: list[tuple[int, list[list[Tensor]]]] = []
         self._seq = 0
+        self._rooms: dict[int, RowRoom] = {}
         self.insist: Insist = lambda question: question()
         """Asks again where a shard was lost and another process took its place."""
 
@@ -85,15 +65,16 @@ class RemoteTables:
         return RemoteRows(self, at)
 
     def pull(self, at: int, ids: Tensor) -> Tensor:
+        """The row of each id; good until the next pull, for they may be in shared memory."""
         if not self.links:
             raise PeerError("this member is not connected to the servers")
         width = self.specs[at].width
-        rows = torch.empty(len(ids), width)
         step = max(1, PIECE // (4 * width))
-        for start in range(0, len(ids), step):
-            part = slice(start, start + step)
-            self.insist(lambda part=part: self._pull(at, ids[part], rows[part]))  # type: ignore[misc]
-        return rows
+        parts = [
+            self.insist(lambda start=start: self._pull(at, ids[start : start + step]))  # type: ignore[misc]
+            for start in range(0, max(1, len(ids)), step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def stage(self, at: int, gradients: Staged) -> None:
         self._staged[at] = gradients
@@ -106,9 +87,13 @@ class RemoteTables:
 
     def send(self, link: Link) -> None:
         """This link's part; again, if another process took the shard's place."""
-        for at, parts in self._ahead:
-            if len(parts[link.address.index][0]):
-                self._send(link, self._seq, at, parts[link.address.index])
+        shard = link.address.index
+        mine = [(at, parts[shard]) for at, parts in self._ahead if len(parts[shard][0])]
+        if link.memory and mine:
+            self._show(link, self._seq, mine)
+            return
+        for at, parts in mine:
+            self._send(link, self._seq, at, parts)
 
     def _parts(self, at: int, gradients: Staged) -> list[list[Tensor]]:
         """Per shard: ids, sums and, where they matter, counts."""
@@ -132,7 +117,7 @@ class RemoteTables:
             what = f"the rows of table {self.specs[at].name!r} being taken"
             for shard, link in enumerate(self.links):
                 more = False
-                for part in pieces(_part(state, shard, len(self.links))):
+                for part in pieces(part_of(state, shard, len(self.links))):
                     head = {"table": at, "more": more, "outline": outline(part)}
                     link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
                     more = True
@@ -152,27 +137,43 @@ class RemoteTables:
             link.take([_next(whole, starts, name, len(part)) for name, part in blank.items()], what)
         return whole
 
-    def _pull(self, at: int, ids: Tensor, rows: Tensor) -> None:
+    def _pull(self, at: int, ids: Tensor) -> Tensor:
         sharing = Sharing.of(ids, len(self.links))
         what = f"rows of table {self.specs[at].name!r}"
         asked = [
-            (link, len(part))
+            self._ask(link, at, part, what) if len(part) else None
             for link, part in zip(self.links, sharing.parts(ids), strict=True)
-            if len(part) and self._ask(link, at, part, what)
         ]
-        into = rows if sharing.order is None else torch.empty_like(rows)
-        start = 0
-        for link, count in asked:
-            link.answer(what)
-            link.take([into[start : start + count]], what)
-            link.pulled += into[start : start + count].nbytes
-            start += count
-        if sharing.order is not None:
-            rows.index_copy_(0, sharing.order, into)
+        found = [
+            self._answered(link, at, size, rows, what)
+            for link, size, rows in zip(self.links, sharing.sizes, asked, strict=True)
+        ]
+        if sharing.order is None:
+            return found[0]
+        into = torch.empty(len(ids), self.specs[at].width)
+        for places, rows in zip(sharing.order.split(sharing.sizes), found, strict=True):
+            into.index_copy_(0, places, rows)
+        return into
 
-    def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> bool:
-        link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
-        return True
+    def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> Tensor | None:
+        """Returns where the rows will be, if that is shared memory."""
+        if not link.memory:
+            link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
+            return None
+        shapes = pull_shapes(len(ids), self.specs[at].width)
+        theirs, rows = carve(self._room(link).area(PULLS, room_for(shapes)), 0, shapes)
+        theirs.copy_(ids)
+        link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids), shared=True)), what=what)
+        return rows
+
+    def _answered(self, link: Link, at: int, size: int, shared: Tensor | None, what: str) -> Tensor:
+        rows = torch.empty(size, self.specs[at].width) if shared is None else shared
+        if size:
+            link.answer(what)
+            link.pulled += rows.nbytes
+            if shared is None:
+                link.take([rows], what)
+        return rows
 
     def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
         step = max(1, PIECE // (4 * self.specs[at].width))
@@ -182,6 +183,28 @@ class RemoteTables:
             body = [ids, sums, *(count.int() for count in counts)]
             link.send(Kind.ROW_GRADIENTS, head, body, seq=seq, what="gradients of rows")
             link.pushed += sum(part.nbytes for part in body)
+
+    def _show(self, link: Link, seq: int, mine: Sequence[tuple[int, list[Tensor]]]) -> None:
+        """Through shared memory: all tables' gradients lie there until the push has its fate."""
+        shapes = [
+            push_shapes(len(parts[0]), self.specs[at].width, len(parts) == 3) for at, parts in mine
+        ]
+        area = self._room(link).area(PUSHES, sum(map(room_for, shapes)))
+        place = 0
+        for (at, parts), shape in zip(mine, shapes, strict=True):
+            for there, here in zip(carve(area, place, shape), parts, strict=True):
+                there.copy_(here)
+                link.pushed += there.nbytes
+            head = RowHead(at, len(parts[0]), len(parts) == 3, shared=True, place=place)
+            what = "gradients of rows"
+            link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
+            place += room_for(shape)
+
+    def _room(self, link: Link) -> RowRoom:
+        found = self._rooms.get(link.address.index)
+        if found is None or found.link is not link:
+            found = self._rooms[link.address.index] = RowRoom(link)
+        return found
 
 
 class RemoteRows:
@@ -211,20 +234,6 @@ class RemoteRows:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self._tables.load(self._at, state)
-
-
-def _part(state: Mapping[str, Tensor], shard: int, shards: int) -> State:
-    """A shard's rows; those that wait belong to shards of their own."""
-    if shards == 1:
-        return {name: value.contiguous() for name, value in state.items()}
-    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
-    waiting = mine
-    if "waiting_ids" in state:
-        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
-    return {
-        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
-        for name, value in state.items()
-    }
 
 
 def _joined(blanks: Sequence[State]) -> State:

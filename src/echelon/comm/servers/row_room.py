@@ -1,0 +1,84 @@
+"""Memory that a trainer shares with a shard of its host, for rows: nothing of them is sent.
+
+    area 0   ids ┊ rows            the trainer asks, the shard fills in
+    area 1   ids ┊ sums ┊ counts   for each table of a push, until it has its fate
+
+An area that has become too small is replaced by a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from echelon.comm.channel import Segment
+from echelon.comm.servers.link import Link
+from echelon.comm.servers.messages import Kind
+from echelon.core.errors import PeerError
+
+PULLS, PUSHES = 0, 1
+LARGEST = 1 << 40
+_SMALLEST = 1 << 20
+_ALIGNMENT = 64
+
+Shape = tuple[torch.dtype, tuple[int, ...]]
+
+
+def room_for(shapes: Sequence[Shape]) -> int:
+    """Bytes of tensors of these shapes, one behind the other."""
+    return sum(_aligned(_bytes(shape)) for shape in shapes)
+
+
+def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Tensors of these shapes from `place` on; a peer may have asked for anything."""
+    if place % _ALIGNMENT or place + room_for(shapes) > len(memory):
+        raise PeerError(f"rows at {place} of {len(memory):,} bytes of shared memory")
+    found = []
+    for dtype, shape in shapes:
+        size = _bytes((dtype, shape))
+        found.append(memory[place : place + size].view(dtype).view(shape))
+        place += _aligned(size)
+    return found
+
+
+def pull_shapes(size: int, width: int) -> list[Shape]:
+    return [(torch.int64, (size,)), (torch.float32, (size, width))]
+
+
+def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
+    counts: list[Shape] = [(torch.int32, (size,))] if counted else []
+    return [*pull_shapes(size, width), *counts]
+
+
+class RowRoom:
+    """A trainer's end."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._areas = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+
+    def area(self, number: int, size: int) -> Tensor:
+        """At least so many bytes; other memory than before, if that was less."""
+        if len(self._areas[number]) < size:
+            segment = Segment.create(max(_SMALLEST, 2 * size))
+            try:
+                head = {"area": number, "size": segment.size}
+                self.link.share(Kind.ROW_ROOM, head, segment, "memory for rows being mapped")
+            finally:
+                segment.close()
+            self._areas[number] = segment.tensor
+        return self._areas[number]
+
+
+def _bytes(shape: Shape) -> int:
+    dtype, sides = shape
+    size = dtype.itemsize
+    for side in sides:
+        size *= side
+    return size
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
