@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from torch import Tensor
 from echelon.cluster.fleet import served
 from tests.cluster.elastic import (
     ENDLESS,
+    JOB,
     RUN,
     STEPS,
     Running,
     difference,
     join,
+    prepare,
     proved,
     running,
 )
 from tests.cluster.shared import is_alive
-from tests.e2e.command import DEADLINE, echelon
+from tests.e2e.command import DEADLINE, echelon, start
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -126,3 +129,19 @@ def test_a_stopped_run_goes_on_in_one_process(tmp_path: Path, weights: dict[str,
     assert again.returncode == 0, again.stderr
     assert difference(tmp_path, weights) < 1.0
     proved(tmp_path)
+
+
+def test_no_server_outlives_whoever_started_it(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    words = ("train", *JOB, SERVED, "workers=1", "parameter_server.replicas=1", "-q")
+    with start(*words, folder=tmp_path) as command:
+        run = Running(command, tmp_path)
+        run.reach(5)
+        pids = [seat["pid"] for seat in served(run.run)]
+        os.kill(command.pid, signal.SIGKILL)
+        command.communicate(timeout=DEADLINE)
+    assert len(pids) == 2
+    deadline = time.monotonic() + DEADLINE
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a server is left"
+        time.sleep(0.01)
