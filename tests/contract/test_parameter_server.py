@@ -63,16 +63,17 @@ def train(case: tuple[Any, ...], comm: Served | None = None) -> dict[str, torch.
 
 @pytest.mark.parametrize(("count", "servers"), [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_ends_on_the_weights_of_one_process(count: int, servers: int) -> None:
-    expected = {case: train(case) for case in CASES}
+    cases = CASES if (count, servers) == (2, 2) else CASES[: len(OPTIMIZERS)]
+    expected = {case: train(case) for case in cases}
 
     def work(group: Served) -> dict[str, float]:
         found = {}
-        for case in CASES:
+        for case in cases:
             group.next()
             found[str(case)] = difference(train(case, group), expected[case])
         return found
 
-    found = run(count, servers, work, times=len(CASES))
+    found = run(count, servers, work, times=len(cases))
     assert max(found.values()) <= 1e-5, found
 
 
