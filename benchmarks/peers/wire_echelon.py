@@ -25,21 +25,21 @@ _TENSORS = 25
 _DEADLINE = 60.0
 
 
-def serve(ready: Callable[[str], None]) -> None:
-    tcp = socket.create_server((LOOPBACK, 0))
+def serve(ready: Callable[[str], None], host: str = LOOPBACK) -> None:
+    tcp = socket.create_server((host, 0))
     near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     port = tcp.getsockname()[1]
     name = f"echelon-wire-{port}"
     near.bind(f"\0{name}")
     near.listen()
-    ready(json.dumps([port, name]))
-    address = ShardAddress(0, LOOPBACK, port, name)
+    ready(json.dumps([host, port, name]))
+    address = ShardAddress(0, host, port, name)
     serve_shard([tcp, near], ServerSettings(0, (address,), KEY, _DEADLINE))
 
 
 def connected(where: str, plane: str) -> Servers:
-    port, name = json.loads(where)
-    shard = ShardAddress(0, LOOPBACK, port, name)
+    host, port, name = json.loads(where)
+    shard = ShardAddress(0, host, port, name)
     return Servers([shard], KEY, 0, plane=plane, deadline=_DEADLINE)
 
 

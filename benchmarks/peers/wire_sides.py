@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
+
+from .wire_work import outward
+
+OUTWARD = outward()
+"""What goes to this address is encrypted, though it does not leave the host."""
 
 SIDES: dict[str, tuple[str, str, list[Any], list[Any]]] = {
     "copy": ("wire_raw", "Copy", [], []),
@@ -13,6 +19,7 @@ SIDES: dict[str, tuple[str, str, list[Any], list[Any]]] = {
     "memory adam": ("wire_echelon", "Caller", [], ["memory", "adam"]),
     "tcp sgd": ("wire_echelon", "Caller", [], ["tcp", "sgd"]),
     "tcp adam": ("wire_echelon", "Caller", [], ["tcp", "adam"]),
+    "tcp sgd, sealed": ("wire_echelon", "Caller", [OUTWARD], ["tcp", "sgd"]),
     "rows bare": ("wire_rows", "Bare", [], []),
     "rows memory": ("wire_rows", "Caller", [], ["memory"]),
     "rows tcp": ("wire_rows", "Caller", [], ["tcp"]),
@@ -25,3 +32,10 @@ SIDES: dict[str, tuple[str, str, list[Any], list[Any]]] = {
 }
 """Module, its caller, and what server and caller are given."""
 ALONE = {"copy", "step sgd", "step adam", "rows bare"}
+NEEDS = {"zmq": "zmq", "grpc": "grpc"}
+
+
+def can_play(name: str) -> bool:
+    if name == "tcp sgd, sealed":
+        return OUTWARD is not None
+    return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -65,6 +66,17 @@ def touched(numbers: int = NUMBERS) -> Tensor:
 def flat(tensor: Tensor) -> memoryview:
     """Its bytes."""
     return tensor.numpy().data.cast("B")
+
+
+def outward() -> str | None:
+    """An address of this machine that is not loopback, if it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return None
+        found = str(asking.getsockname()[0])
+    return None if found.startswith("127.") else found
 
 
 def timed(act: Callable[[], object], count: int) -> list[float]:
