@@ -12,8 +12,8 @@ a second, from the start until the last checkpoint, which holds all rows, is on 
 
     python benchmarks/sparse_scale.py [--ids 1_000_000] [--servers 2] [--batch 8192]
 
-The last line is JSON: {"ids": …, "rows": …, "peak_gb": …, "bytes_per_id": …, "ids_per_s": …,
-"auc": …, "best_auc": …}. Goal: 100,000,000 ids, peak_gb ≤ 12.
+The last line is JSON: {"peak_gb": …, "auc": …, "rows": …, "seconds": …, "ids": …, "best_auc": …,
+"ids_per_s": …}. Goal: 100,000,000 ids, peak_gb ≤ 12.
 """
 
 from __future__ import annotations

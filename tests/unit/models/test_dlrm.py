@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.models.dlrm import DLRM, DLRMOptions, Dot
+from echelon.models.table import Table
+from echelon.optim.rows import Rows
 
 FIELDS = (3, 10, 5)
 
@@ -61,6 +63,7 @@ def test_each_field_has_rows_of_its_own() -> None:
     model = dlrm()
     dense, ids = torch.zeros(1, 4), torch.tensor([[2, 0, 4]])
     torch.autograd.backward(model(dense, ids).sum())
+    assert isinstance(model.vectors, nn.Embedding)
     table = model.vectors.weight.grad
     assert table is not None
     assert (table != 0).any(1).nonzero().flatten().tolist() == [2, 3, 3 + 10 + 4]
@@ -74,7 +77,9 @@ def test_the_wide_part_starts_at_nothing_and_is_linear() -> None:
     for p in model.wide.parameters():
         nn.init.normal_(p)
     assert model.wide.numbers is not None
-    expected = model.wide.categories[ids + model.starts].sum(1) + dense @ model.wide.numbers.t()
+    weights = model.wide.categories
+    assert isinstance(weights, nn.Parameter)
+    expected = weights[ids + model.starts].sum(1) + dense @ model.wide.numbers.t()
     torch.testing.assert_close(model.wide(dense, ids + model.starts), expected)
     deep_only = model.head(model.deep(model.meet(dense, model.vectors(ids + model.starts))))
     torch.testing.assert_close(model(dense, ids), deep_only + expected)
@@ -93,7 +98,9 @@ def test_what_follows_from_the_data_is_not_part_of_its_state() -> None:
 
 
 def test_vectors_start_small() -> None:
-    assert dlrm(fields=(5000,)).vectors.weight.std().item() == pytest.approx(0.05, rel=0.05)
+    vectors = dlrm(fields=(5000,)).vectors
+    assert isinstance(vectors, nn.Embedding)
+    assert vectors.weight.std().item() == pytest.approx(0.05, rel=0.05)
 
 
 def test_dropout_is_off_in_evaluation() -> None:
@@ -126,3 +133,20 @@ def test_dot_pairs_one_field_with_the_numbers() -> None:
 def test_a_bottom_without_effect_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.bottom has no effect on interaction 'concat'"):
         DLRMOptions(bottom=(8,))
+
+
+def test_categories_may_be_any_numbers_in_tables() -> None:
+    model = dlrm(table={"rule": {"name": "sgd", "lr": 0.1}}, interaction="dot")
+    tables = [module for module in model.modules() if isinstance(module, Table)]
+    assert [table.name for table in tables] == ["vectors", "wide"]
+    for table in tables:
+        table.store = Rows(table.spec(None))
+    dense, ids = samples()
+    scores = model(dense, ids * -(10**12))
+    scores.sum().backward()
+    [(keys, _, counts)] = tables[0].take()
+    distinct = sum(len(column.unique()) for column in ids.unbind(1))
+    assert (len(keys), int(counts.sum())) == (distinct, ids.numel()), "fields do not share rows"
+    assert not tables[1].store.pull(keys).any(), "the wide part begins with zeros"  # type: ignore[union-attr]
+    deep = dlrm(wide=False, dense=0, interaction="concat", table={})
+    assert parameters(deep) == 3 * 6 * 8 + 8 + 8 * 7 + 7 + 7 + 1, "rows are no parameters"
