@@ -151,8 +151,16 @@ class Role:
         if self._desk is not None and conversation.member >= 0:
             self._desk.left(conversation.member, conversation)
 
-    def figures(self) -> dict[str, float]:
-        return self.shard.figures()
+    def figures(self, asking: int) -> dict[str, float]:
+        """The shard's own, what the gate has counted for whoever asks, and everybody's merit."""
+        found = self.shard.figures()
+        if self._desk is not None and self.shard.incarnation:
+            for member, values in self._desk.figures().items():
+                judged = {key: values[key] for key in ("merit", "rejected") if key in values}
+                found |= {f"member_{member}_{key}": float(value) for key, value in judged.items()}
+                if member == str(asking):
+                    found |= {f"gate_{key}": float(value) for key, value in values.items()}
+        return found
 
     # Threads and connections.
 
@@ -189,8 +197,10 @@ class Role:
         try:
             talk()
         except PeerError as error:
-            if not self._ended.is_set():
-                self._say(str(error))
+            gone = f"{connection.peer} closed the connection or ended"
+            if not self._ended.is_set() and str(error) != gone:
+                told = str(error).removeprefix(connection.peer).strip()
+                self._say(f"{connection.peer} is hung up on: {told}")
         finally:
             connection.close()
             self._connections.discard(connection)
