@@ -172,7 +172,7 @@ class Conversation:
         role = self._role
         match question:
             case {"name": "figures"}:
-                return role.figures()
+                return role.figures(self.member)
             case {"name": "records", "recorded": int(recorded)}:
                 return {"records": role.gate.records(recorded)}
             case {"name": "observe", "value": str(value)}:

@@ -118,9 +118,10 @@ class Desk:
             self.gate.recorded(recorded)
             return self.gate.records(recorded)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By member."""
         with self._changed:
-            return dict(self.gate.figures())
+            return self.gate.figures()
 
     def load(self, state: Mapping[str, Any], incarnation: int) -> None:
         with self._changed:

@@ -117,10 +117,13 @@ class Fleet:
         within: float = 60.0,
         may_die: Sequence[int] = (),
         besides: Callable[[], None] = lambda: None,
+        started: Callable[[int], None] = lambda _: None,
     ) -> list[Any]:
         """What `body(servers, member)` returned in each trainer; None for one that may die."""
         children = [fork(lambda m=m: self._train(body, m, plane)) for m in range(count)]  # type: ignore[misc]
         try:
+            for child in children:
+                started(child.pid)
             besides()
             self._wait(children, within)
             return [self._answer(at, child, at in may_die) for at, child in enumerate(children)]

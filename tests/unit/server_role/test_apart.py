@@ -77,6 +77,7 @@ def test_updates_have_one_order_on_all_shards_and_are_never_too_old(
         figures = each["figures"]
         assert figures["applied"] == STEPS
         assert figures["shard_0_apply_seconds"] > 0
+        assert figures["shard_0_gate_applied"] == STEPS
         assert (figures["bytes_pushed"] > 0) == (plane == "tcp")
 
 

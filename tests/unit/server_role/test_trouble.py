@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.servers.link import LostShard
 from echelon.comm.servers.servers import Servers
+from echelon.core.errors import PeerError
 
 LARGE = ((1500, 1500), (1500,))
 
@@ -69,3 +71,70 @@ def test_a_lost_shard_is_named_with_what_was_awaited(plane: str) -> None:
             assert job.step(0).version == 1
         finally:
             servers.close()
+
+
+@pytest.mark.parametrize("plane", ["memory", "tcp"])
+def test_a_wait_is_called_off_or_ends_by_itself(plane: str) -> None:
+    """Of two members only one is there."""
+    with fleet(2) as held:
+        called_off = time.monotonic() + 1.0
+        servers = Servers(
+            held.addresses,
+            held.key,
+            0,
+            plane=plane,
+            halted=lambda: "member 1 is lost" if time.monotonic() > called_off else None,
+        )
+        hasty = Servers(held.addresses, held.key, 1, plane=plane, deadline=0.5)
+        try:
+            job, late = Job(servers, 0), Job(hasty, 1)
+            job.begin(1, [0, 1])
+            job.fill(0)
+            job.push(0)
+            with pytest.raises(
+                PeerError, match=r"member 1 is lost; the outcome of push .* awaited"
+            ):
+                servers.outcome()
+            late.begin(2, [0, 1])
+            late.fill(0)
+            late.push(0)
+            with pytest.raises(
+                PeerError, match=r"did not answer within 0\.5 s; the outcome of push"
+            ):
+                hasty.outcome()
+        finally:
+            servers.close()
+            hasty.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_frozen_trainer_is_out_and_comes_back_to_a_closed_door() -> None:
+    def body(servers: Servers, member: int) -> Any:
+        job = Job(servers, member)
+        job.begin(1, [0, 1])
+        job.step(0)
+        if member == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            job.fill(1)
+            try:
+                job.push(1)
+                servers.outcome()
+            except PeerError:
+                return "closed"
+        time.sleep(3.0)  # the servers notice within 2 s
+        servers.enter(2, [0])
+        job.version = servers.pull()
+        found = job.step(1).kind
+        Path("done").touch()
+        return found
+
+    with fleet() as held:
+        pids: list[int] = []
+
+        def besides() -> None:
+            while not Path("done").exists():
+                time.sleep(0.01)
+            os.kill(pids[1], signal.SIGCONT)
+
+        found = held.run(2, body, besides=besides, started=pids.append)
+    assert found == ["applied", "closed"]
