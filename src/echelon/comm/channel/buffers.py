@@ -9,7 +9,7 @@ from torch import Tensor
 
 Buffer = Tensor | memoryview | bytearray | bytes
 CHUNK = 1 << 20
-"""Bytes that are encrypted, or reported as progress, at a time."""
+"""Bytes after which progress is reported."""
 NOTHING = memoryview(bytearray())
 
 
@@ -30,7 +30,7 @@ def view(buffer: Buffer) -> memoryview:
     return _memory(buffer.data_ptr(), size, _WRITABLE) if size else NOTHING
 
 
-def chunks(views: Sequence[memoryview], size: int = CHUNK) -> Iterator[list[memoryview]]:
+def chunks(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
     """`size` bytes at a time of all of them together, in one piece or more."""
     gathered: list[memoryview] = []
     room = size

@@ -123,7 +123,7 @@ class Connection:
     def take(self, into: Sequence[Buffer], progress: Progress | None = None) -> None:
         """The body of the last frame, straight into memory of just its size.
 
-        `progress` is told how many bytes are there, about every MiB.
+        `progress` is told how many bytes are there, every MiB at least.
         """
         views = [view(part) for part in into]
         size = sum(map(len, views))

@@ -1,7 +1,7 @@
 """The two ways in which frames are on the wire: as they are, and encrypted.
 
 A sealed frame is its header, which is proved though not hidden, a record with the head (and the
-body, if that is small), and a record for each chunk of a larger body. Every record is followed by
+body, if that is small), and a record for each part of a larger body. Every record is followed by
 its tag, and can be opened by nobody else, nowhere else and only once.
 """
 
@@ -17,7 +17,10 @@ from echelon.comm.channel.plain import Inbox, Outbox, Progress, Rights, steps
 
 SMALL = 64 * 1024
 """Bytes of a body that goes into one record with its head."""
-_RECORD = HEAD_LIMIT + SMALL
+RECORD = 256 * 1024
+"""Bytes of a larger body that are encrypted at a time: so few that they are still in a core's cache
+when the kernel copies them, and that the other end can open some while more are sealed."""
+_FIRST = HEAD_LIMIT + SMALL
 _LOWEST_32 = 0xFFFFFFFF
 
 
@@ -78,7 +81,7 @@ class PlainReceiver:
 class SealedSender:
     def __init__(self, outbox: Outbox, start: int, cipher: Cipher) -> None:
         self._outbox, self._next, self._cipher = outbox, start, cipher
-        self._sealed = memoryview(bytearray(_RECORD + TAG))
+        self._sealed = memoryview(bytearray(_FIRST + TAG))
         self._joined = NOTHING
 
     def send(
@@ -92,8 +95,8 @@ class SealedSender:
         self._cipher.seal(text, sealed, header)
         self._outbox.put([memoryview(header), sealed], len(header) + len(sealed), rights)
         if not small:
-            self._sealed = _at_least(self._sealed, CHUNK + TAG)
-            for pieces in chunks(body):
+            self._sealed = _at_least(self._sealed, RECORD + TAG)
+            for pieces in chunks(body, RECORD):
                 self._chunk(pieces)
 
     def ping(self, kind: int) -> None:
@@ -114,7 +117,7 @@ class SealedSender:
         self._outbox.put([sealed], len(sealed))
 
     def _join(self, pieces: list[memoryview]) -> memoryview:
-        self._joined = _at_least(self._joined, CHUNK)
+        self._joined = _at_least(self._joined, RECORD)
         at = 0
         for piece in pieces:
             self._joined[at : at + len(piece)] = piece
@@ -126,7 +129,7 @@ class SealedReceiver:
     def __init__(self, inbox: Inbox, cipher: Cipher) -> None:
         self._inbox, self._cipher = inbox, cipher
         self._sealed = NOTHING
-        self._text = memoryview(bytearray(_RECORD))
+        self._text = memoryview(bytearray(_FIRST))
         self._small = NOTHING
 
     def head(self, header: Header, start: bytes) -> bytes:
@@ -142,7 +145,7 @@ class SealedReceiver:
             _spread(self._small, views)
             return
         done = 0
-        for pieces in chunks(views):
+        for pieces in chunks(views, RECORD):
             size = sum(map(len, pieces))
             self._chunk(pieces, size)
             done += size
@@ -151,19 +154,19 @@ class SealedReceiver:
 
     def skip(self, size: int) -> None:
         if size > SMALL:
-            self._text = _at_least(self._text, CHUNK)
-            for at in range(0, size, CHUNK):
-                length = min(CHUNK, size - at)
+            self._text = _at_least(self._text, RECORD)
+            for at in range(0, size, RECORD):
+                length = min(RECORD, size - at)
                 self._chunk([self._text[:length]], length)
 
     def _chunk(self, pieces: list[memoryview], size: int) -> None:
-        self._sealed = _at_least(self._sealed, CHUNK + TAG)
+        self._sealed = _at_least(self._sealed, RECORD + TAG)
         sealed = self._sealed[: size + TAG]
         self._inbox.fill(sealed)
         if len(pieces) == 1:
             self._cipher.open(sealed, pieces[0])
             return
-        self._text = _at_least(self._text, CHUNK)
+        self._text = _at_least(self._text, RECORD)
         self._cipher.open(sealed, self._text[:size])
         _spread(self._text[:size], pieces)
 
