@@ -99,3 +99,21 @@ def test_a_run_without_anybody_is_over_and_says_who_was_the_last(tmp_path: Path)
     assert last.startswith("error: member 1 of 2 (pid ")
     assert "killed by signal 9" in last
     assert run.said("finished", status="failed")[0]["why"] == "no member is left"
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_one_that_misses_the_first_meeting_is_taken_in_later(
+    tmp_path: Path, member: int, weights: dict[str, Tensor]
+) -> None:
+    with running(tmp_path, workers=3) as run:
+        run.wait("joined", member=member)
+        os.kill(run.pid(member), signal.SIGSTOP)
+        run.wait("lost", member=member)
+        os.kill(run.pid(member), signal.SIGCONT)
+        run.wait("joined", member=3)
+        formed = run.wait("generation", members=[*sorted({0, 1, 2} - {member}), 3])
+        assert formed
+        run.go()
+        run.end(0)
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
