@@ -104,10 +104,10 @@ class Tables:
     def _update(self, entry: Entry, scale: float) -> None:
         for at, rows in enumerate(self._rows):
             ids, sums, counts = self._summed.get(at) or _nothing(rows.spec.width)
-            sums.mul_(scale)
             if entry.limit is not None:
-                sums.clamp_(-entry.limit, entry.limit)
-            rows.push(ids, sums, counts, factor=entry.factor, version=entry.version)
+                sums.mul_(scale).clamp_(-entry.limit, entry.limit)
+            once = scale if entry.limit is None else 1.0
+            rows.push(ids, sums, counts, factor=entry.factor, version=entry.version, scale=once)
         self._summed = {}
         for push in entry.pushes:
             self.forget(push.member, push.seq)

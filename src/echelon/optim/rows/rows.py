@@ -76,15 +76,17 @@ class Rows:
         *,
         factor: float = 1.0,
         version: int | None = None,
+        scale: float = 1.0,
     ) -> None:
         """The part of update `version` (the next, if not given) that is about these distinct ids.
 
-        `gradients` are used up. `counts` says how often each id occurred; once, if not given.
+        `gradients` are used up; they count `scale` times. `counts` says how often each id occurred:
+        once, if not given.
         """
         with self._lock:
             self.version = self.version + 1 if version is None else version
             if len(ids):
-                self._update(ids, gradients, counts, factor)
+                self._update(ids, gradients, counts, factor, scale)
             if self.spec.expire is not None:
                 self._sweep(max(_SWEEP, 2 * len(ids)))
 
@@ -145,7 +147,14 @@ class Rows:
         assert self.spec.expire is not None
         return self.version - self.spec.expire
 
-    def _update(self, ids: Tensor, gradients: Tensor, counts: Tensor | None, factor: float) -> None:
+    def _update(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None,
+        factor: float,
+        scale: float,
+    ) -> None:
         slots = self._slots(ids)
         if self._seen is not None:
             expired = (self._seen.take(slots) < self._horizon) & (slots != NONE)
@@ -160,7 +169,8 @@ class Rows:
             self._seen[slots[slots != NONE]] = self.version
         if not known.all():
             gradients, slots = gradients[torch.from_numpy(known)], slots[known]
-        apply_(self.spec.rule, self._memory, torch.from_numpy(slots), gradients, factor)
+        at = torch.from_numpy(slots)
+        apply_(self.spec.rule, self._memory, at, gradients, factor, scale)
 
     def _make(self, ids: Ids, counts: Tensor | None, which: np.ndarray) -> Ids:
         """Slots with first values for these ids; none for those that have to wait."""

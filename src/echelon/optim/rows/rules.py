@@ -32,27 +32,43 @@ def state_columns(rule: RowRule, width: int) -> dict[str, Column]:
 
 @torch.no_grad()
 def apply_(
-    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, factor: float
+    rule: RowRule,
+    memory: Mapping[str, Tensor],
+    slots: Tensor,
+    grads: Tensor,
+    factor: float,
+    scale: float = 1.0,
 ) -> None:
-    """One update of these slots at `factor` times the rule's rate. The gradients are used up."""
+    """One update of these slots with `scale` times the gradients, which are used up, at `factor`
+    times the rule's rate."""
     rows, rate = memory["rows"], rule.lr * factor
+    if scale != 1 and (rule.name == "adam" or is_penalised(rule)):
+        grads.mul_(scale)
+        scale = 1.0
     _penalise_(rule, rows, slots, grads, rate)
     match rule.name:
         case "sgd":
-            change = grads.mul_(-rate)
+            change = grads.mul_(-rate * scale)
         case "adagrad":
-            change = _adagrad(rule, memory, slots, grads, -rate)
+            change = _adagrad(rule, memory, slots, grads, -rate, scale)
         case "adam":
             change = _adam(rule, memory, slots, grads, -rate)
     rows.index_add_(0, slots, change)  # three times as quick as with a factor
 
 
 def _adagrad(
-    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
+    rule: RowRule,
+    memory: Mapping[str, Tensor],
+    slots: Tensor,
+    grads: Tensor,
+    rate: float,
+    scale: float,
 ) -> Tensor:
-    square = memory["square"].index_select(0, slots).add_(_mean_square(grads))
+    """The scale is applied to one number per row, not to all of them."""
+    found = _mean_square(grads).mul_(scale * scale)
+    square = memory["square"].index_select(0, slots).add_(found)
     _write(memory["square"], slots, square)
-    return grads.mul_(square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate).unsqueeze_(1))
+    return grads.mul_(square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate * scale).unsqueeze_(1))
 
 
 def _adam(
@@ -79,9 +95,13 @@ def _write(column: Tensor, slots: Tensor, values: Tensor) -> None:
     column.numpy()[slots.numpy()] = values.numpy()
 
 
+def is_penalised(rule: RowRule) -> bool:
+    return bool(rule.l1 or rule.l2 or rule.weight_decay)
+
+
 def _penalise_(rule: RowRule, rows: Tensor, slots: Tensor, grads: Tensor, rate: float) -> None:
     """As `penalties.penalise_`: l2·w and l1·sign(w) join the gradient, decay shrinks the row."""
-    if not (rule.l1 or rule.l2 or rule.weight_decay):
+    if not is_penalised(rule):
         return
     own = rows.index_select(0, slots)
     if rule.l2:

@@ -96,3 +96,14 @@ def test_follows_the_jobs_optimizer(name: str, rule: str) -> None:
 def test_an_optimizer_without_a_row_wise_form_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'momentum' has no form for the rows of table 'users'"):
         RowRule.of(OptimizerSection(name="momentum"), "users")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_scaled_gradients_are_as_if_they_had_come_so(name: str, l2: float) -> None:
+    rule = RowRule.model_validate({"name": name, "lr": 0.1, "l2": l2})
+    one, other = rows(rule), rows(rule)
+    for grad in gradients():
+        one.push(IDS, grad.clone(), scale=0.25)
+        other.push(IDS, grad * 0.25)
+    torch.testing.assert_close(one.pull(IDS), other.pull(IDS))
