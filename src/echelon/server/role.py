@@ -131,7 +131,7 @@ class Role:
             self._desk.prepare(holding.rules, len(holding.layout.slots))
 
     def load(self, part: Part, incarnation: int, state: dict[str, Any]) -> None:
-        self.shard.load(part, incarnation, int(state.get("version", 0)))
+        self.shard.load(part, incarnation, int(state.get("version", 0)), self._lend)
         if self._desk is not None:
             self._desk.load(state, incarnation)
         if self._link is not None:

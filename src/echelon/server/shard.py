@@ -95,10 +95,18 @@ class Shard:
             elif digest_of(document) != self._holding.digest:
                 raise TrainingError("another model or other rules than the shard is set up with")
 
-    def load(self, part: Part, incarnation: int, version: int) -> None:
-        """Become what an upload says; what was under way is dropped."""
+    def load(
+        self, part: Part, incarnation: int, version: int, lender: Lender | None = None
+    ) -> None:
+        """Become what an upload says; what was under way is dropped.
+
+        Memory that another shard lends may not be the one that trainers have seen: that of a
+        shard which has taken the place of the first is another.
+        """
         with self.order.emptied():
             self.incarnation = 0
+            if lender is not None and self.index and self.holding.shared:
+                self._holding = Holding(self.index, self.count, self.holding.document, lender)
             self.holding.flats.load(part)
             self.tables.clear()
             self._staged.clear()
