@@ -147,7 +147,11 @@ class Gate:
             "schedule": self._terms.schedule.state_dict(),
             "ledger": self._applied.state_dict(),
             "pending": self._applied.pending()
-            | {"generation": self.generation, "members": sorted(self._roll.members)},
+            | {
+                "generation": self.generation,
+                "members": sorted(self._roll.members),
+                "work": self._roll.work(),
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,6 +160,8 @@ class Gate:
         self.version = int(state.get("version", 0))
         self.generation = pending["generation"] if pending else 0
         self._roll = Roll(pending["members"] if pending else ())
+        for member, version in pending["work"] if pending else ():
+            self._roll.begin(member, version)
         self._asks.clear()
         self._debts.clear()
         self._terms.schedule.load_state_dict(state.get("schedule") or {})

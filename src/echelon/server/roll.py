@@ -29,6 +29,10 @@ class Roll:
         self.waiting.pop(member, None)
         self.versions[member] = version
 
+    def work(self) -> list[list[int]]:
+        """Who computes with which weights: a gate that takes over waits for them, too."""
+        return [[m, v] for m, v in self.versions.items() if m not in self.waiting]
+
     def wait(self, member: int, push: Push) -> None:
         self.begin(member, push.based_on)
         self.waiting[member] = push
