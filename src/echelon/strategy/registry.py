@@ -87,6 +87,11 @@ def check_task(job: Job, task: Task) -> None:
     """Refuse a task that this strategy cannot train."""
     if has_servers(job) and task.optimizer is not None:
         raise ConfigError(OWN_OPTIMIZER, ("strategy",))
+    if job.parameter_server.merit.policy != "none" and task.valid is None:
+        raise ConfigError(
+            "parameter_server.merit needs held-out samples, and this task has none",
+            ("parameter_server", "merit", "policy"),
+        )
 
 
 def _check_servers(job: Job) -> None:

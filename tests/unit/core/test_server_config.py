@@ -105,3 +105,16 @@ def test_how_updates_are_judged_has_no_effect_where_they_are_not() -> None:
     del judged["parameter_server"]["merit"]["policy"]
     with pytest.raises(ConfigError, match=r"merit\.samples has no effect where nobody is judged"):
         job_from(values, checks=[strategy.check])
+
+
+def test_updates_are_judged_by_held_out_samples() -> None:
+    values: dict[str, Any] = {
+        "strategy": "parameter_server",
+        "parameter_server": {"merit": {"policy": "weigh"}},
+    }
+    judged = job_from(values, checks=[strategy.check])
+    task = Task(model=lambda: None, loss=lambda *_: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigError, match="merit needs held-out samples, and this task has none"):
+        strategy.check_task(judged, task)
+    task.valid = {"x": [1.0]}
+    strategy.check_task(judged, task)

@@ -241,11 +241,6 @@ class Connected(AllReduce):
         section, valid = self._parallel.servers.merit, self._task.valid
         if section.policy == "none":
             return None
-        if valid is None or not len(valid):
-            raise ConfigError(
-                "parameter_server.merit needs held-out samples, and this task has none",
-                ("parameter_server", "merit", "policy"),
-            )
         parts = held_out(as_source(valid), self._peers, section.samples, self._numerics.device)
         return Judge(self.model, self._loss_of, self._parameters, parts, section.every)
 
