@@ -12,7 +12,7 @@ from torch import Tensor
 
 from echelon.track import Store
 from tests.cluster.elastic import RUN, STEPS, TASK, difference, join, proved, running
-from tests.e2e.command import DEADLINE, wait_for
+from tests.e2e.command import DEADLINE, shelf, wait_for
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -117,3 +117,17 @@ def test_one_that_misses_the_first_meeting_is_taken_in_later(
         run.end(0)
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_too_few_to_go_on_leave_their_last_update_whoever_was_lost(
+    tmp_path: Path, member: int
+) -> None:
+    few = ["elastic.min_workers=2", "elastic.wait=1"]
+    with running(tmp_path, *few, workers=2) as run:
+        run.reach(5)
+        os.kill(run.pid(member), signal.SIGKILL)
+        run.end(1)
+    last = run.said("finished")[-1]["version"]
+    assert last >= 5
+    assert shelf(tmp_path, RUN).versions() == [last]

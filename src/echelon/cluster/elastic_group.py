@@ -140,6 +140,8 @@ class ElasticGroup:
         try:
             found = self._liaison.arrive(self._number, progress, why)
         except PeerError as error:
+            if self._liaison.leads:  # nobody else is left to save what there is
+                self.index, self.count = 0, 1
             raise RunEnded(self._ended or str(error)) from None
         self._enter(found)
         return self._healing(found)

@@ -29,7 +29,9 @@ def skip_or_raise(run: Run, lease: Lease, error: NonFiniteError) -> None:
 
 def save_last_words(run: Run) -> None:
     """A run that breaks off leaves its last update behind, if this member has all of it."""
-    if run.comm.index or not run.strategy.alone or run.version <= run.writer.saved:
+    if run.comm.index or not run.strategy.alone:
+        return
+    if run.version <= max([run.writer.saved, *run.shelf.versions()]):  # be it by another one
         return
     if run.strategy.apart:  # others may be making updates
         return

@@ -137,9 +137,12 @@ class Generations:
     def end(self, status: str, why: str) -> None:
         if self.phase is Phase.ENDED:
             return
+        # Where nobody leads any more, whoever would have is to save what there is.
+        waits = self.phase is Phase.GATHERING
+        heirs = chosen(self._roster, self.current)[:1] if waits else []
         self.finished(status, why)
         for member in self._roster:
-            self._say_end(member)
+            self._say_end(member, leads=member in heirs)
         version = self._versions.recorded
         self._outbox.note("finished", status=status, version=version, why=why)
 
@@ -221,8 +224,11 @@ class Generations:
         failed = self.last_word is not None and self.last_word[0] == "failed"
         return self.phase is Phase.CLOSING and failed
 
-    def _say_end(self, member: Member) -> None:
-        self._outbox.send(member.id, "end", why=self.ending, hears=self._hears_last_words)
+    def _say_end(self, member: Member, *, leads: bool = False) -> None:
+        recorded = self._versions.recorded if leads else None
+        self._outbox.send(
+            member.id, "end", why=self.ending, hears=self._hears_last_words, recorded=recorded
+        )
 
     @property
     def ending(self) -> str:

@@ -109,6 +109,10 @@ class Liaison:
         return self._standing.end is None
 
     @property
+    def leads(self) -> bool:
+        return self._standing.leads
+
+    @property
     def recorded(self) -> int | None:
         """The last version known to be on record; None for one that does not lead."""
         return self._standing.recorded if self._standing.leads else None

@@ -127,7 +127,10 @@ class Standing:
         self._ends(why)
 
     def _is_over(self, message: Message) -> None:
-        """The coordinator says so, and whether it will listen until we leave."""
+        """The coordinator says so, whether it will listen until we leave, and to whom would have
+        come to lead, how far the record goes."""
+        if message.get("recorded") is not None:
+            self.index, self.recorded = 0, message["recorded"]
         if message.get("hears"):
             self._ends(message["why"])
         else:
