@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.comm.channel import Connection, Listener, connect, handshake, listener
+from echelon.comm.channel import Connection, Listener, connect, dial, handshake, listener, plain
 from echelon.comm.channel.handshake import Card, Refused
 from echelon.comm.channel.sockets import Address, open_socket
 from echelon.core.errors import PeerError
 
-from .mutants import exactly, greet, mutated, serve
-from .pairs import KEY, address
+from .mutants import Peer, exactly, greet, mutated, serve
+from .pairs import KEY, address, pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -219,3 +219,54 @@ def raw(where: Address) -> Iterator[socket.socket]:
         yield opened
     finally:
         opened.close()
+
+
+def test_one_that_takes_nothing_though_it_lives_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plain, "STALL", 0.4)
+    with (
+        pair("tcp") as (ours, _),
+        pytest.raises(PeerError, match=r"took nothing of what was sent for 0.4 s"),
+    ):
+        ours.send(1, b"", [bytes(100_000_000)])
+
+
+@pytest.mark.parametrize("sent", [40, 60], ids=["head", "body"])
+def test_one_that_stops_in_mid_frame_though_it_lives_is_given_up(
+    sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "STALL", 0.4)
+    with door() as (opened, _), ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(opened.accept, 5.0)
+        caller, keys = greet(opened.address, KEY)
+        theirs = accepting.result(5)
+        assert theirs is not None
+        wire = Peer(keys, False, random.Random(0)).made(1, 0, b"h" * 10, b"b" * 100).wire
+        caller.sendall(wire[:sent])
+        with caller, pytest.raises(PeerError, match=r"in the middle of a message for 0.4 s"):
+            _whole(theirs)
+        theirs.close()
+
+
+def _whole(theirs: Connection) -> None:
+    assert theirs.receive(5.0) is not None
+    theirs.take_bytes()
+
+
+def test_memory_is_not_shared_between_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "this_host", lambda: "another container")
+    with door("unix") as (opened, said), ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(connect, opened.address, KEY, role="trainer 1", deadline=5.0)
+        assert "two containers talk over TCP" in turned_out(opened, said)
+        with pytest.raises(PeerError, match="two containers talk over TCP"):
+            calling.result(5)
+
+
+def test_descriptors_that_nobody_asked_for_are_bounded() -> None:
+    with pair("unix") as (ours, theirs):
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))]
+        for _ in range(5):
+            ours._send(1, 0, b"", [], rights)
+        with pytest.raises(PeerError, match="sent more descriptors than were asked for"):
+            [theirs.receive(5.0) for _ in range(5)]
