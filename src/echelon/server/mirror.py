@@ -48,6 +48,7 @@ class Mirror(Reflection):
         self._acked = 0
         self._said = 0
         self._changed = threading.Condition()
+        self._saying = threading.Lock()
         self._sum: list[Tensor] = []
 
     @property
@@ -129,18 +130,19 @@ class Mirror(Reflection):
 
     def _say(self, kind: Kind, document: Any, body: Grads = (), rows: Grads = ()) -> int:
         """Number of what was said; nothing is said where nobody listens."""
-        with self._changed:
-            self._said += 1
-            said, twin = self._said, self._twin
-        if twin is not None:
-            try:
-                twin.send(kind, {"number": said}, [documents.to_bytes(document)])
-                if body:
-                    twin.send(Kind.GRADIENTS, {}, list(body))
-                if rows:
-                    twin.send(Kind.ROW_GRADIENTS, {}, list(rows))
-            except PeerError:
-                self._lose(twin)
+        with self._saying:  # what belongs together stays so, and numbers are said in their order
+            with self._changed:
+                self._said += 1
+                said, twin = self._said, self._twin
+            if twin is not None:
+                try:
+                    twin.send(kind, {"number": said}, [documents.to_bytes(document)])
+                    if body:
+                        twin.send(Kind.GRADIENTS, {}, list(body))
+                    if rows:
+                        twin.send(Kind.ROW_GRADIENTS, {}, list(rows))
+                except PeerError:
+                    self._lose(twin)
         return said
 
     def _wait(self, said: int) -> None:

@@ -136,6 +136,8 @@ class Link:
 
     def check(self, what: str) -> None:
         """Raise if the shard has hung up, or ended."""
+        if self._connection.fileno() < 0:  # closed here: another one takes its place
+            return
         ends = select.POLLRDHUP | select.POLLHUP | select.POLLERR
         poll = select.poll()
         poll.register(self._connection.fileno(), ends)
