@@ -44,6 +44,8 @@ class Mirror(Reflection):
         self.snapshot: Snapshot = dict
         self.gated: Callable[[], AbstractContextManager[Any]] = nullcontext
         """A context in which the gate, if it is here, decides nothing."""
+        self.aside: Callable[[], None] = lambda: None
+        """Has another thread carry out what came meanwhile."""
         self._twin: Connection | None = None
         self._acked = 0
         self._said = 0
@@ -104,8 +106,13 @@ class Mirror(Reflection):
                 raise PeerError(f"said {kind} to its shard, which makes no sense")
 
     def _attach(self, connection: Connection) -> None:
+        """Not to be followed by work in this thread, which is the one that hears the twin."""
+        self._copy(connection)
+        self.aside()
+
+    def _copy(self, connection: Connection) -> None:
         shard = self._shard
-        with shard.order.quiet(), self.gated():
+        with shard.order.still(), self.gated():
             if not shard.is_set_up:
                 self._twin = connection
                 return

@@ -59,10 +59,16 @@ class Order:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """No entry is carried out meanwhile; afterwards somebody has to `work`."""
-        with self._busy:
+        """No entry is carried out meanwhile; what comes is, afterwards."""
+        with self.still():
             yield
         self.work()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """The same, but somebody else has to `work` afterwards."""
+        with self._busy:
+            yield
 
     @contextmanager
     def emptied(self) -> Iterator[None]:

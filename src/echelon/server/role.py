@@ -67,6 +67,8 @@ class Role:
         if self._desk is not None:
             self._desk.mirror = self._mirror
             self._mirror.snapshot, self._mirror.gated = self._desk.snapshot, self._desk.quiet
+            # Another shard's link looks by itself, again and again.
+            self._mirror.aside = lambda: self._begin("after", self.shard.order.work)
 
     @property
     def gate(self) -> Desk:
