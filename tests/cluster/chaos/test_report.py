@@ -145,7 +145,14 @@ def test_weights_that_differ_are_a_problem_unless_they_may(
 
 
 @pytest.mark.parametrize(
-    ("settings", "count"), [({}, 1), ({"minutes": 1}, 0), ({"stop": {"patience": 3}}, 0)]
+    ("settings", "count"),
+    [
+        ({}, 1),
+        ({"minutes": 1}, 0),
+        ({"stop": {"patience": 3}}, 0),
+        ({"strategy": "parameter_server"}, 1),
+        ({"strategy": "parameter_server", "parameter_server": {"staleness": 2}}, 0),
+    ],
 )
 def test_a_run_of_another_length_is_a_problem_where_its_length_is_given(
     settings: dict[str, object], count: int

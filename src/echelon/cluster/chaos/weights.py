@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from echelon import strategy
 from echelon.checkpoint import Shelf
 from echelon.core.config import Job
 from echelon.loop.assemble import CHECKPOINTS
@@ -58,7 +59,14 @@ def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterato
             yield float((values.double() - second[name].double()).abs().max())
 
 
+def in_any_order(job: Job) -> bool:
+    """Whether updates are made as trainers come: then no two runs make the same ones."""
+    return strategy.has_servers(job) and not job.parameter_server.together
+
+
 def _unlike(job: Job, folder: Path, cuts: list[dict[str, Any]]) -> str | None:
+    if in_any_order(job):
+        return "trainers made updates in another order"
     versions = [cut["strategy"]["version"] for cut in cuts]
     if len(set(versions)) > 1:
         return f"they made {versions[0]:,} and {versions[1]:,} updates"
