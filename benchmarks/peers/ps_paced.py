@@ -26,7 +26,7 @@ from .work import SEED
 SECONDS = 0.0005
 """Per sample, for all but one; a step takes long enough for two cores to do the rest of it."""
 BATCH = 64
-LR = 0.1
+LR = 0.05
 
 Forward = Callable[[nn.Module, Any], Tensor]
 
