@@ -208,7 +208,7 @@ def rows_on_disk(folder: Path) -> int:
     newest = max((folder / "checkpoints").rglob("*.safetensors"), key=lambda p: p.stat().st_mtime)
     with newest.open("rb") as file:
         head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return next(v["shape"][0] for name, v in head.items() if name.endswith("vectors.ids"))
+    return next(int(v["shape"][0]) for name, v in head.items() if name.endswith("vectors.ids"))
 
 
 if __name__ == "__main__":
