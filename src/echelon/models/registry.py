@@ -63,8 +63,21 @@ def schema() -> dict[str, Any]:
 
 def _schema(name: str) -> dict[str, Any]:
     found = _family(name).Options.model_json_schema()
-    properties = {"name": {"const": name}, **found["properties"]}
+    parts = found.pop("$defs", {})
+    properties = {"name": {"const": name}, **_put_in(found["properties"], parts)}
     return {**found, "title": name, "properties": properties, "required": ["name"]}
+
+
+def _put_in(form: Any, parts: Mapping[str, Any]) -> Any:
+    """Parts in the place of references to them: a form stands by itself in a larger schema."""
+    if isinstance(form, list):
+        return [_put_in(item, parts) for item in form]
+    if not isinstance(form, dict):
+        return form
+    if "$ref" in form:
+        part = parts[form["$ref"].rpartition("/")[2]]
+        form = part | {key: value for key, value in form.items() if key != "$ref"}
+    return {key: _put_in(value, parts) for key, value in form.items()}
 
 
 def _family(name: str) -> _Family:
