@@ -75,7 +75,7 @@ class Gate:
         """Weights, to `begin` the next batch with, or to look at in a meeting."""
         self._debts.drop(member)
         if not begin or self._terms.together or member not in self._roll.members:
-            self._roll.rest(member)
+            self._roll.rest(member, meets=True)
             self._asks.tell(member)
             return [self._answer(now, Debt(member, 0, "pulled"), begins=False), *self._settle(now)]
         if self._roll.all_away:
@@ -220,7 +220,7 @@ class Gate:
             self._roll.begin(member, self.version)
             self._began[member] = now
         elif not self._terms.together:
-            self._roll.rest(member)
+            self._roll.rest(member, meets=True)
         self._counts.note(member, debt.fate, debt.staleness)
         outcome = Outcome(
             kind=debt.fate,

@@ -18,6 +18,8 @@ class Roll:
         self.members = set(members)
         self.away: set[int] = set()
         """Those who will not push before they ask for weights again."""
+        self._idle: set[int] = set()
+        """Of these, who has nothing to push, and does not only look about in a meeting."""
         self.versions: dict[int, int] = {}
         """The weights of those whose gradient is under way, or waits to be applied."""
         self.waiting: dict[int, Push] = {}
@@ -26,6 +28,7 @@ class Roll:
     def begin(self, member: int, version: int) -> None:
         """It has these weights, and computes."""
         self.away.discard(member)
+        self._idle.discard(member)
         self.waiting.pop(member, None)
         self.versions[member] = version
 
@@ -42,13 +45,14 @@ class Roll:
         self.waiting.pop(member, None)
         self.versions.pop(member, None)
 
-    def rest(self, member: int) -> None:
+    def rest(self, member: int, *, meets: bool = False) -> None:
         self.settled(member)
         self.away.add(member)
+        (self._idle.discard if meets else self._idle.add)(member)
 
     def come_back(self) -> None:
-        """A meeting is over: everybody is expected."""
-        self.away.clear()
+        """A meeting is over: everybody is expected but those who found nothing to do after it."""
+        self.away &= self._idle
 
     @property
     def all_away(self) -> bool:

@@ -231,6 +231,16 @@ def test_a_quorum_makes_do_when_nobody_else_is_at_work() -> None:
     assert [made.pushes for made in rounds(decisions)] == [((0, 1),)]
 
 
+def test_a_quorum_does_not_wait_for_one_that_found_nothing_to_do_after_a_meeting() -> None:
+    table = Table({"staleness": 0, "quorum": 2}, 2)
+    table.begin(0, 1)
+    for member in (0, 1):
+        table.gate.pull(0.0, member, begin=False)
+    table.gate.rest(0.0, 1)  # before the other ends the meeting
+    table.begin(0)
+    assert [made.pushes for made in rounds(table.push(0, 0))] == [((0, 1),)]
+
+
 def test_one_after_the_other() -> None:
     table = Table({"staleness": 0, "quorum": 1}, 2)
     assert answers(table.gate.pull(0.0, 0)) == {0: "pulled"}

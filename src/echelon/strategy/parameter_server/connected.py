@@ -85,9 +85,9 @@ class Connected(AllReduce):
         return self.version
 
     def rest(self) -> None:
-        if not self._resting:
-            self._here.rest()
-            self._resting = True
+        """Said again after every meeting, for then all are expected anew."""
+        self._here.rest()
+        self._resting = True
 
     def leave_out(self, lease: Lease) -> None:
         self._here.leave_out(lease)
