@@ -8,6 +8,7 @@ mapped by torch: no descriptor stays open, and the memory goes with the last ten
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,10 +31,12 @@ def share(
     """`size` zero bytes, the same for all these members; the first of them makes them."""
     owner = members[0]
     mine = owner.index == meeting.index
-    descriptor = _create(size) if mine else -1
+    name = f"echelon-{secrets.token_hex(8)}"
+    descriptor = _create(name, size) if mine else -1
     try:
-        [line] = meeting.gather(f"{key}/file", [owner.index], str(descriptor), look)
-        memory = _map(f"/proc/{owner.pid}/fd/{line}", size, owner)
+        [line] = meeting.gather(f"{key}/file", [owner.index], f"{descriptor} {name}", look)
+        number, _, name = line.partition(" ")
+        memory = _map(f"/proc/{owner.pid}/fd/{number}", name, size, owner)
         # The owner's descriptor has to stay until all have come through it.
         if mine:
             meeting.gather(f"{key}/open", [member.index for member in members], "", look)
@@ -54,13 +57,13 @@ def prefault(memory: Tensor, own: Tensor) -> None:
     memory[::PAGE].sum()
 
 
-def _create(size: int) -> int:
-    descriptor = os.memfd_create("echelon-collective", os.MFD_CLOEXEC)
+def _create(name: str, size: int) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor
 
 
-def _map(path: str, size: int, owner: Peer) -> Tensor:
+def _map(path: str, name: str, size: int, owner: Peer) -> Tensor:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -68,9 +71,11 @@ def _map(path: str, size: int, owner: Peer) -> Tensor:
             f"the memory of {owner} cannot be opened ({error.strerror}): "
             "do all members run as the same user, in the same container?"
         ) from None
+    here = f"/proc/self/fd/{descriptor}"
     try:
-        return torch.from_file(
-            f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8
-        )
+        # An owner that has left meanwhile may have another file under this number.
+        if not os.readlink(here).startswith(f"/memfd:{name}"):
+            raise PeerError(f"{owner} has left before all had come")
+        return torch.from_file(here, shared=True, size=size, dtype=torch.uint8)
     finally:
         os.close(descriptor)

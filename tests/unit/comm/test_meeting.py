@@ -203,6 +203,26 @@ def test_memory_that_cannot_be_opened_is_one_line() -> None:
     assert all(run(2, body))
 
 
+def test_memory_of_one_that_has_left_is_not_mistaken_for_what_has_its_number_now() -> None:
+    def body(group: Group) -> Any:
+        meeting = group._store()
+        if group.index == 1:
+            [pid] = meeting.gather("pid", [0], "")
+            owner = Peer(0, int(pid), "x")
+            with pytest.raises(PeerError, match=r"member 0 \(pid \d+\) has left before all had"):
+                share(meeting, "key", [owner, Peer(1, 0, "x")], 4096)
+            meeting.gather("done", [1], "")
+        else:
+            other = os.memfd_create("other")
+            meeting.gather("pid", [0], str(os.getpid()))
+            meeting.gather("key/file", [0], f"{other} echelon-0123")
+            meeting.gather("done", [1], "")
+            os.close(other)
+        return True
+
+    assert all(run(2, body))
+
+
 def test_a_process_that_is_gone_already_counts_as_ended() -> None:
     child = os.fork()
     if child == 0:
