@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def _map(path: str, name: str, size: int, owner: Peer) -> Tensor:
     here = f"/proc/self/fd/{descriptor}"
     try:
         # An owner that has left meanwhile may have another file under this number.
-        if not os.readlink(here).startswith(f"/memfd:{name}"):
+        if not str(Path(here).readlink()).startswith(f"/memfd:{name}"):
             raise PeerError(f"{owner} has left before all had come")
         return torch.from_file(here, shared=True, size=size, dtype=torch.uint8)
     finally:
