@@ -104,7 +104,9 @@ def test_a_lost_server_takes_the_run_back_to_its_checkpoint(
     (found,) = re.findall(r"went back from step (\d+) to the checkpoint of step (\d+)", errors)
     before, after = map(int, found)
     assert 20 <= after <= before
-    assert [back["version"] for back in run.said("rolled_back")] == [after] * (after < before)
+    backs = [back["version"] for back in run.said("rolled_back")]
+    # Apart, what the gate has applied is on record a little later: there may be nothing to undo.
+    assert backs == [after] * (after < before) or (mode == "apart" and not backs)
     assert mode == "apart" or difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
 

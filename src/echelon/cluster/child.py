@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any, NoReturn
@@ -96,3 +97,15 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
             stream.flush()
+
+
+def only(work: Callable[[], int | None]) -> NoReturn:
+    """Be a forked process that does this and nothing else; it may return an exit code."""
+    code = 1
+    try:
+        code = work() or 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

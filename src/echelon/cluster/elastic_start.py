@@ -35,45 +35,21 @@ def launch_elastic(
 ) -> dict[str, Any]:
     """Members, and a coordinator that sees to it that they find each other; returns a summary."""
     store = Path(job.track.folder).resolve()
-    samples = len(prepare(task).train)
-    key = secrets.token_bytes(_KEY_BYTES)
+    folder, samples, key = store / run, len(prepare(task).train), secrets.token_bytes(_KEY_BYTES)
     about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
-    with Journal(store / run / JOURNAL) as journal:
-        journal.add(
-            "begun",
-            run=run,
-            samples=samples,
-            batch_size=job.batch_size,
-            seed=job.seed,
-            workers=job.workers,
-        )
+    _note_beginning(folder / JOURNAL, job, run, samples)
     with ExitStack() as last:
         fleet = None
         if strategy.has_servers(job):
-            fleet = last.enter_context(closing(Fleet(job, key, store / run / JOURNAL)))
+            fleet = last.enter_context(closing(Fleet(job, key, folder / JOURNAL)))
             about["servers"] = [asdict(shard) for shard in fleet.addresses]
-        settings = Settings(
-            key=key,
-            expected=job.workers,
-            min_workers=job.elastic.min_workers,
-            wait=job.elastic.wait,
-            samples=samples,
-            run=about,
-        )
-        office = Office(settings, store / run / JOURNAL, job.elastic.address)
+        office = Office(_settings(job, key, samples, about), folder / JOURNAL, job.elastic.address)
         keeper = last.enter_context(closing(Keeper(office)))
         address = (job.elastic.address, keeper.port)
 
         def work(member: Member) -> Mapping[str, Any]:
             take_gpu(job, member.place.index)
-            group = ElasticGroup(
-                address,
-                key,
-                name=f"worker {member.place.index}",
-                number=member.place.index,
-                deadline=job.sync.deadline,
-                pulse=member.pulse,
-            )
+            group = _group(job, address, key, member)
             with member_of(group, fatal=True) as results:
                 result = take_part(
                     job,
@@ -88,11 +64,43 @@ def launch_elastic(
                 results.append(result)
                 return {**result.summary(), "led": group.index == 0}
 
-        with _invitation(store / run / JOIN, join_string(*address, key)):
-            found = launch(
-                job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet
-            )
-        return found or _recorded(store, run)
+        last.enter_context(_invitation(folder / JOIN, join_string(*address, key)))
+        found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet)
+    return found or _recorded(store, run)
+
+
+def _note_beginning(path: Path, job: Job, run: str, samples: int) -> None:
+    with Journal(path) as journal:
+        journal.add(
+            "begun",
+            run=run,
+            samples=samples,
+            batch_size=job.batch_size,
+            seed=job.seed,
+            workers=job.workers,
+        )
+
+
+def _settings(job: Job, key: bytes, samples: int, about: dict[str, Any]) -> Settings:
+    return Settings(
+        key=key,
+        expected=job.workers,
+        min_workers=job.elastic.min_workers,
+        wait=job.elastic.wait,
+        samples=samples,
+        run=about,
+    )
+
+
+def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> ElasticGroup:
+    return ElasticGroup(
+        address,
+        key,
+        name=f"worker {member.place.index}",
+        number=member.place.index,
+        deadline=job.sync.deadline,
+        pulse=member.pulse,
+    )
 
 
 def _recorded(store: Path, run: str) -> dict[str, Any]:

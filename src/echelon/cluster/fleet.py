@@ -14,19 +14,17 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from echelon.cluster import signals
-from echelon.cluster.child import die_with
+from echelon.cluster.child import die_with, only
 from echelon.cluster.heap import keep_freed_memory
 from echelon.comm.servers.address import ShardAddress
 from echelon.core.config import Job
@@ -161,7 +159,7 @@ class Fleet:
         try:
             seat.pid = os.fork()
             if seat.pid == 0:
-                _live(lambda: self._serve(berth, seat))
+                only(lambda: self._serve(berth, seat))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         seat.handle = os.pidfd_open(seat.pid)
@@ -231,18 +229,6 @@ def _threads(job: Job) -> int:
     section, cores = job.parameter_server, torch.get_num_threads()
     shared = section.servers if section.together else section.servers + job.workers
     return job.threads or max(1, cores // shared)
-
-
-def _live(work: Callable[[], None]) -> NoReturn:
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
 
 
 def _how(status: int) -> str:

@@ -10,20 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 
 from echelon.cluster import signals
-from echelon.cluster.child import die_with
+from echelon.cluster.child import die_with, only
 from echelon.cluster.coordinator import Settings, serve
 from echelon.core.errors import ConfigError, TrainingError
 from echelon.data.journal import Journal, entries
@@ -70,7 +67,7 @@ class Keeper:
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _live(lambda: self._serve(besides, supervisor))
+            only(lambda: 0 if self._serve(besides, supervisor) else _STOPPED)
         self.handle = os.pidfd_open(self.pid)
 
     def serve_store(self) -> None:
@@ -159,14 +156,3 @@ def _listen(office: Office) -> socket.socket:
             f"({error.strerror}); give an IPv4 address or a name of this machine",
             ("elastic", "address"),
         ) from None
-
-
-def _live(work: Callable[[], bool]) -> NoReturn:
-    code = _STOPPED
-    try:
-        code = 0 if work() else _STOPPED
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
