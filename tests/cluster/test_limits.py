@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import time
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from echelon.cluster.coordinator import Settings
-from echelon.cluster.keeper import Keeper, Office
+from echelon.cluster.fleet import Fleet
 from echelon.cluster.launch import Member, launch
+from echelon.cluster.start import start
+from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, TrainingError
+from echelon.core.task import Task
 from tests.cluster.shared import Counters, is_alive
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,8 +63,29 @@ def test_a_member_that_cannot_be_held_is_not_left_behind(monkeypatch: pytest.Mon
     assert not [pid for pid in pids.list() if is_alive(pid)]
 
 
-@pytest.mark.parametrize("address", ["198.51.100.7", "nowhere.invalid"])
-def test_an_address_that_is_not_of_this_machine_is_refused(tmp_path: Path, address: str) -> None:
-    settings = Settings(key=bytes(32), expected=1, min_workers=1, wait=1.0, samples=1, run={})
-    with pytest.raises(ConfigError, match=rf"elastic.address = '{address}': .* cannot listen"):
-        Keeper(Office(settings, tmp_path / "journal.jsonl", address))
+@pytest.mark.parametrize("address", ["198.51.100.7", "nowhere.invalid", "a\0b"])
+@pytest.mark.parametrize("section", ["elastic", "parameter_server"])
+def test_an_address_that_is_not_of_this_machine_is_refused_before_there_is_a_run(
+    tmp_path: Path, section: str, address: str
+) -> None:
+    folder = tmp_path / "runs"
+    job = job_from(
+        {
+            "strategy": "parameter_server",
+            "track": {"folder": str(folder)},
+            section: {"address": address},
+        }
+    )
+    words = re.escape(f"{section}.address = {address!r}: nothing can listen there (")
+    with pytest.raises(ConfigError, match=rf"^{words}[\w ]+\); give an IPv4 address"):
+        start(job, Task(nn.Identity, lambda _, __: (torch.zeros(()), 1.0)))
+    assert not folder.exists()
+
+
+def test_more_servers_than_there_are_descriptors(
+    tmp_path: Path,
+    few_descriptors: None,  # noqa: ARG001
+) -> None:
+    job = job_from({"strategy": "parameter_server", "parameter_server": {"servers": 100}})
+    with pytest.raises(TrainingError, match="100 servers cannot be started: Too many open files"):
+        Fleet(job, bytes(32), tmp_path / "journal.jsonl")

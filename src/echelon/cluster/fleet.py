@@ -26,6 +26,7 @@ import torch
 from echelon.cluster import signals
 from echelon.cluster.child import die_with, only
 from echelon.cluster.heap import keep_freed_memory
+from echelon.cluster.listening import BACKLOG, listening
 from echelon.comm.servers.address import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
@@ -33,7 +34,6 @@ from echelon.core.errors import TrainingError
 SERVERS = "servers.json"
 """The file in a run's folder that says which process serves which shard, while it lasts."""
 PROMOTE = signal.SIGUSR1
-_BACKLOG = 1024
 _END_SECONDS = 2.0
 _MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
 """A shard that ends so often within so many seconds will not get any better."""
@@ -92,9 +92,11 @@ class Fleet:
         except OSError as error:
             self.close()
             raise TrainingError(
-                f"servers cannot listen at {section.address!r} (parameter_server.address): "
-                f"{error.strerror}"
+                f"{section.servers} servers cannot be started: {error.strerror}"
             ) from None
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def addresses(self) -> tuple[ShardAddress, ...]:
@@ -210,12 +212,12 @@ def served(folder: Path) -> list[dict[str, Any]]:
 
 
 def _berth(shard: int, word: str, host: str, replicas: int) -> Berth:
-    tcp = socket.create_server((host, 0), backlog=_BACKLOG)
+    tcp = listening("parameter_server", host)
     name = f"echelon-{word}-{shard}"
     near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         near.bind(f"\0{name}")
-        near.listen(_BACKLOG)
+        near.listen(BACKLOG)
     except BaseException:
         near.close()
         tcp.close()

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import TCPStore
 from echelon.cluster import signals
 from echelon.cluster.child import die_with, only
 from echelon.cluster.coordinator import Settings, serve
-from echelon.core.errors import ConfigError, TrainingError
+from echelon.cluster.listening import listening
+from echelon.core.errors import TrainingError
 from echelon.data.journal import Journal, entries
 
-_BACKLOG = 1024
 _END_SECONDS = 2.0
 _STOPPED = 1
 """The exit code of a coordinator that ends before the run is over."""
@@ -47,9 +47,9 @@ class Keeper:
 
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._listener = _listen(office)
+        self._listener = listening("elastic", office.address)
         self.port: int = self._listener.getsockname()[1]
-        self._meeting: socket.socket | None = _listen(office)
+        self._meeting: socket.socket | None = listening("elastic", office.address)
         self._store_at = (office.address, int(self._meeting.getsockname()[1]))
         self._store: TCPStore | None = None
         self._attended = True
@@ -145,14 +145,3 @@ class Keeper:
                 self._store_at,
                 attended=self._attended,
             )
-
-
-def _listen(office: Office) -> socket.socket:
-    try:
-        return socket.create_server((office.address, 0), backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"elastic.address = {office.address!r}: the coordinator cannot listen there "
-            f"({error.strerror}); give an IPv4 address or a name of this machine",
-            ("elastic", "address"),
-        ) from None

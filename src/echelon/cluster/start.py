@@ -16,6 +16,7 @@ from echelon.cluster.elastic_start import launch_elastic
 from echelon.cluster.environment import beside, joined
 from echelon.cluster.gpu import take_gpu
 from echelon.cluster.launch import Member, MemberFailed, facts_of, launch, steps_of
+from echelon.cluster.listening import check_addresses
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.core.config import Job, job_from
@@ -49,6 +50,7 @@ def start(
 
 def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
     """Members that can do without each other. The run is there before they are."""
+    check_addresses(job)
     _import_strategy(job)
     run = begin(job, task, resume=resume)
     try:

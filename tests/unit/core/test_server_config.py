@@ -53,6 +53,7 @@ def test_a_quorum_is_never_more_than_there_are_trainers() -> None:
         ({"staleness": -1}, r"staleness = -1: .*greater than or equal to 0"),
         ({"replicas": 2}, "replicas = 2: input should be 0 or 1"),
         ({"plane": "memory", "address": "10.0.0.1"}, "'10.0.0.1' has no effect on plane 'memory'"),
+        ({"address": "0.0.0.0"}, r"parameter_server\.address = '0\.0\.0\.0' is no address to join"),
         ({"plane": "pigeon"}, "plane = 'pigeon'"),
         ({"shards": 2}, "key 'parameter_server.shards' is unknown"),
     ],

@@ -28,11 +28,15 @@ class ElasticSection(Section):
 
     @model_validator(mode="after")
     def _can_be_dialled(self) -> Self:
-        """The address is part of the join string, so one that means "all of mine" leads nowhere."""
-        if self.address in _ALL_ADDRESSES:
-            raise SettingError(
-                f"elastic.address = {self.address!r} is no address to join at: give the one of "
-                f"this machine that members can reach",
-                "address",
-            )
+        dialled("elastic", self.address)
         return self
+
+
+def dialled(section: str, address: str) -> None:
+    """Others are told where to go: an address that means "all of mine" leads nowhere."""
+    if address in _ALL_ADDRESSES:
+        raise SettingError(
+            f"{section}.address = {address!r} is no address to join at: give the one of this "
+            f"machine that members can reach",
+            "address",
+        )

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from echelon.core.config.base import Section, SettingError
+from echelon.core.config.elastic import dialled
 
 
 def _nothing(value: Any) -> Any:
@@ -94,6 +95,7 @@ class ParameterServerSection(Section):
                 raise SettingError(
                     f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
                 )
+        dialled("parameter_server", self.address)
         if self.plane == "memory" and self.address != "127.0.0.1":
             raise SettingError(
                 f"parameter_server.address = {self.address!r} has no effect on plane 'memory', "
