@@ -1,0 +1,70 @@
+"""The columns of a block: raw ones as Arrow arrays, made ones as plain numpy memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Ragged(NamedTuple):
+    """Rows of any length: row i is `values[offsets[i]:offsets[i + 1]]`; offsets begin at 0."""
+
+    values: Array
+    offsets: NDArray[np.int64]
+
+
+class Sparse(NamedTuple):
+    """Rows of a CSR matrix, as `core.types.Sparse` has them, but in numpy: no torch in workers."""
+
+    indices: Array
+    values: Array
+    offsets: NDArray[np.int64]
+    width: int
+
+
+Values: TypeAlias = "pa.Array | Array | Ragged | Sparse"
+"""A raw column (nulls are missing values), numbers of one fixed shape, or rows of any length."""
+Columns: TypeAlias = Mapping[str, Values]
+"""Column name → values of all rows of a block."""
+
+
+def rows(values: Values) -> int:
+    """How many rows a column has."""
+    return len(values.offsets) - 1 if isinstance(values, Ragged | Sparse) else len(values)
+
+
+def take(values: Values, chosen: NDArray[np.int64]) -> Values:
+    """These rows, in this order."""
+    if isinstance(values, Ragged):
+        at, offsets = entries(values.offsets, chosen)
+        return Ragged(values.values[at], offsets)
+    if isinstance(values, Sparse):
+        at, offsets = entries(values.offsets, chosen)
+        return Sparse(values.indices[at], values.values[at], offsets, values.width)
+    if isinstance(values, np.ndarray):
+        return values[chosen]
+    return values.take(pa.array(chosen))
+
+
+def take_all(block: Columns, chosen: NDArray[np.int64]) -> dict[str, Values]:
+    """These rows of every column."""
+    return {name: take(values, chosen) for name, values in block.items()}
+
+
+def entries(
+    offsets: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the entries of these rows are, and the offsets of the rows that they make."""
+    starts = offsets[chosen]
+    lengths = offsets[chosen + 1] - starts
+    made = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(lengths, out=made[1:])
+    at = np.repeat(starts - made[:-1], lengths)
+    at += np.arange(made[-1])
+    return at, made

@@ -1,0 +1,88 @@
+"""What every kind of feature has in common: columns in, columns out, and what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from echelon.core.config.base import Section
+from echelon.core.errors import DataError, unknown
+from echelon.data.prepare.columns import Columns, Values
+from echelon.data.prepare.learnt import Learnt
+
+MADE = pa.null()
+"""Stands for the type of a column that an earlier feature makes: it is known only then."""
+
+
+class Feature(Section):
+    """One row of a recipe's `features`. A kind is one class and one row of the registry.
+
+    A kind with a setting `seed` that a recipe leaves out gets the recipe's own.
+    """
+
+    kind: str
+    source: str | list[str] = Field(alias="from")
+    """The column it is made of, or several: of the data, or of an earlier feature."""
+    to: str = ""
+    """What the new column is called; left out: as the one it is made of."""
+
+    passes: ClassVar[int] = 0
+    """How often it has to look at all rows of the train split before it can encode."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns it is made of."""
+        return [self.source] if isinstance(self.source, str) else self.source
+
+    @property
+    def name(self) -> str:
+        """The column it makes, where that is one."""
+        return self.to or self.sources[0]
+
+    def reads(self) -> list[str]:
+        """Every column it wants to see: add those that other settings name, such as labels."""
+        return self.sources
+
+    def makes(
+        self,
+        names: Mapping[str, pa.DataType],  # noqa: ARG002 (kinds may look at them)
+    ) -> dict[str, pa.DataType]:
+        """The columns it will make, and their types as far as they are known."""
+        return {self.name: MADE}
+
+    def check(self, names: Mapping[str, pa.DataType]) -> None:
+        """Refuse columns that are not there or of a wrong type, before any work is done."""
+        for name in self.reads():
+            if name not in names:
+                raise DataError(f"feature {self.kind}: {unknown('column', name, names)}")
+
+    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
+        """Pass `at` over the train rows of a block, in a worker: what this block says.
+
+        `learnt` is what the passes before have learnt.
+        """
+        raise AssertionError(self.kind, at, len(block), len(learnt))
+
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
+        """Merge what the blocks said, in their order: what the next pass or `encode` is given.
+
+        In the parent. `partials` is an iterator that must not be kept whole; large things may go
+        to files below `scratch`.
+        """
+        raise AssertionError(self.kind, at, partials, len(learnt), scratch)
+
+    def refused(
+        self,
+        block: Columns,  # noqa: ARG002 (most kinds take every row)
+        learnt: Learnt,  # noqa: ARG002
+    ) -> Mapping[int, str]:
+        """Rows that cannot be encoded, and why: they go to the quarantine."""
+        return {}
+
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
+        """The new columns, row for row. The same block and learnt give the same bytes."""
+        raise AssertionError(self.kind, len(block), len(learnt))

@@ -1,0 +1,24 @@
+"""Every kind of feature, imported when a recipe asks for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from echelon.core.errors import ConfigError, unknown
+from echelon.data.prepare.feature import Feature
+
+_HERE = "echelon.data.prepare.features"
+FEATURES: Mapping[str, str] = {
+    "classes": f"{_HERE}.classes:Classes",
+}
+"""Kind → `module:Class`."""
+
+
+def feature_kind(kind: str) -> type[Feature]:
+    """The class of a kind of feature."""
+    if kind not in FEATURES:
+        raise ConfigError(unknown("kind of feature", kind, FEATURES), ("kind",))
+    module, _, name = FEATURES[kind].partition(":")
+    found: type[Feature] = getattr(importlib.import_module(module), name)
+    return found
