@@ -1,0 +1,89 @@
+"""What every kind of cleaning step has in common: a block in, the rows that stay out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from echelon.core.config.base import Section
+from echelon.core.errors import DataError, unknown
+from echelon.data.prepare.learnt import Learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a step made of a block. Rows of it are those given, less those dropped, in order."""
+
+    block: pa.RecordBatch
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+    """Row in the block that was given, and why it is gone."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What else was done, and to how many rows."""
+
+
+class Step(Section):
+    """One row of a recipe's `clean`. A kind is one class and one row of the registry."""
+
+    kind: str
+
+    passes: ClassVar[int] = 0
+    """How often any step of this kind has to look at all rows: see `looks`."""
+
+    @property
+    def looks(self) -> int:
+        """How often this one has to look at all rows before it can clean, as its settings are."""
+        return self.passes
+
+    def reads(self) -> list[str]:
+        """The columns it wants to see."""
+        return []
+
+    def check(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+        """The columns there are after it; refuses what it cannot work on, before any work."""
+        for name in self.reads():
+            if name not in names:
+                raise DataError(f"step {self.kind}: {unknown('column', name, names)}")
+        return dict(names)
+
+    def look(self, at: int, block: pa.RecordBatch, learnt: Learnt) -> Learnt:
+        """Pass `at` over the rows that the steps before have left, in a worker."""
+        raise AssertionError(self.kind, at, block.num_rows, len(learnt))
+
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
+        """Merge what the blocks said, in their order; in the parent, `partials` never kept whole.
+
+        Large things may go to files below `scratch`.
+        """
+        raise AssertionError(self.kind, at, partials, len(learnt), scratch)
+
+    def clean(self, block: pa.RecordBatch, learnt: Learnt) -> Cleaned:
+        """The block as it is to be. The same block and learnt give the same bytes."""
+        raise AssertionError(self.kind, block.num_rows, len(learnt))
+
+
+def without(block: pa.RecordBatch, gone: NDArray[np.bool_], reason: str) -> Cleaned:
+    """The block without these rows, all of them for one reason."""
+    if not gone.any():
+        return Cleaned(block)
+    rows = np.flatnonzero(gone).tolist()
+    return Cleaned(block.filter(pa.array(~gone)), [(row, reason) for row in rows])
+
+
+def replaced(block: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
+    """The block with this column instead of the one of this name, or after all others."""
+    at = block.schema.get_field_index(name)
+    if at < 0:
+        return block.append_column(name, column)
+    return block.set_column(at, pa.field(name, column.type), column)
+
+
+def mask(array: Any) -> NDArray[np.bool_]:
+    """Arrow's booleans as numpy's; one that is missing is false."""
+    flat = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return np.asarray(flat.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
