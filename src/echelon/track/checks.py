@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from echelon.core.errors import EchelonError
+from echelon.core.figures import size
 from echelon.track import environment
 from echelon.track.schema import connected
 from echelon.track.store import Store
-from echelon.track.text import size
 
 Verdict = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000

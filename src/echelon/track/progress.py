@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from echelon.core.figures import figure, short
 from echelon.core.protocols import Observer
-from echelon.track.text import clock, duration, figure, short
+from echelon.track.text import clock, duration
 
 
 def progress(*, quiet: bool = False) -> Observer:

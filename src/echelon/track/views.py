@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from echelon.core.figures import figure
 from echelon.track.compare import config_differences, metric_rows
 from echelon.track.progress import described
 from echelon.track.records import Event, Run, Series, is_number, smaller_is_better
 from echelon.track.report.verdict import verdict
-from echelon.track.text import duration, figure, plain, sparkline, when
+from echelon.track.text import duration, plain, sparkline, when
 
 _STATUS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "lost": "red"}
 _UNDRAWN = frozenset({"epoch", "samples", "seconds"})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.core import figures
 from echelon.track import text
 
 
@@ -26,7 +27,7 @@ from echelon.track import text
     ],
 )
 def test_figures(value: float, said: str) -> None:
-    assert text.figure(value) == said
+    assert figures.figure(value) == said
 
 
 @pytest.mark.parametrize(
@@ -34,14 +35,14 @@ def test_figures(value: float, said: str) -> None:
     [(950, "950"), (1234, "1.23k"), (999_999, "1M"), (11_689_512, "11.7M"), (2.5e9, "2.5G")],
 )
 def test_counts_at_a_glance(value: float, said: str) -> None:
-    assert text.short(value) == said
+    assert figures.short(value) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(512, "512 B"), (25_274_793_984, "25.3 GB"), (4e12, "4 TB")]
 )
 def test_sizes(value: float, said: str) -> None:
-    assert text.size(value) == said
+    assert figures.size(value) == said
 
 
 @pytest.mark.parametrize(

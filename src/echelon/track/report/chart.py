@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from echelon.core.figures import figure
+from echelon.core.html import Html, el, join
+from echelon.core.scale import Scale, value_scale
 from echelon.track.records import smaller_is_better
 from echelon.track.report.curves import Chart, Line
 from echelon.track.report.downsample import downsample, smoothed
-from echelon.track.report.html import Html, el, join
-from echelon.track.report.scale import Scale, value_scale
-from echelon.track.text import figure
 
 _UNITS = 1000
 _FEW = {"train": 3, "valid": 40}

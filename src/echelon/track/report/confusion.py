@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from echelon.core.figures import short
+from echelon.core.html import Html, el, join
 from echelon.track.report.gather import Outcome
-from echelon.track.report.html import Html, el, join
-from echelon.track.text import short
 
 LARGEST = 40
 """With more classes a matrix is wallpaper: only the lists are shown."""

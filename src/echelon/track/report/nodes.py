@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from echelon.track.report.html import Html, el, join
+from echelon.core.html import Html, el, join
 
 _TRAINERS = (
     *("trainer", "updates", "mean staleness", "most", "pushed", "pulled"),

@@ -6,14 +6,14 @@ import base64
 import hashlib
 from pathlib import Path
 
+from echelon.core.html import Html, el, join
+from echelon.core.scale import Scale, step_scale
 from echelon.track.report import sections
 from echelon.track.report.chart import draw, hover_data
 from echelon.track.report.confusion import confusion
 from echelon.track.report.curves import Chart, charts
 from echelon.track.report.gather import Contents
-from echelon.track.report.html import Html, el, join
 from echelon.track.report.nodes import nodes
-from echelon.track.report.scale import Scale, step_scale
 from echelon.track.report.verdict import tiles, verdict
 from echelon.track.text import to_json, when
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from echelon.core.figures import figure, short, size
+from echelon.core.html import Html, el, join
 from echelon.track.records import Event, Run
-from echelon.track.report.html import Html, el, join
-from echelon.track.text import duration, figure, plain, short, size
+from echelon.track.text import duration, plain
 
 _YAML_LINE = re.compile(r"^(\s*(?:- )*)([^\s:#][^:]*:)(.*)$")
 _EVENTS = 200

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from echelon.core.figures import figure, short
+from echelon.core.html import Html, el, join
 from echelon.track.records import Best, Run
-from echelon.track.report.html import Html, el, join
-from echelon.track.text import duration, figure, short
+from echelon.track.text import duration
 
 _OPENING = {
     "done": "Trained",

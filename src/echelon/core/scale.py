@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echelon.track.text import short
+from echelon.core.figures import short
 
 _LOG_FROM = 50.0
 """Positive values that differ by this factor are read better on a logarithmic axis."""
