@@ -7,6 +7,7 @@ by the number of files a process may hold open.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -73,19 +74,39 @@ def open_shard(folder: Path, manifest: Manifest, entry: ShardEntry, first: int) 
     return shard
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A block that is not as it was written, and the records it may concern."""
+
+    path: Path
+    what: str
+    first: int
+    last: int
+    column: str | None = None
+
+    def __str__(self) -> str:
+        column = f"column {self.column!r}, " if self.column is not None else ""
+        return f"{self.path}: {self.what}; {column}records {self.first}–{self.last}"
+
+
 def verify_shard(shard: ShardFile, block: int) -> None:
-    """Compare every block with its checksum."""
+    """Compare every block with its checksum; the first that is wrong is named."""
+    for damage in damages(shard, block):
+        raise DataError(str(damage))
+
+
+def damages(shard: ShardFile, block: int) -> Iterator[Damage]:
+    """Every block that does not match its checksum."""
     expected = shard.entry.crc32
     for number, crc32 in enumerate(block_checksums(shard.memory, block)):
         if number >= len(expected) or crc32 != expected[number]:
-            place = _located(shard, number * block, (number + 1) * block)
-            raise DataError(f"{shard.path}: corrupt: checksum of block {number} is wrong; {place}")
+            what = f"corrupt: checksum of block {number} is wrong"
+            yield Damage(shard.path, what, *_located(shard, number * block, (number + 1) * block))
 
 
-def block_checksums(memory: Array, block: int) -> list[int]:
-    return [
-        zlib.crc32(memory[start : start + block].data) for start in range(0, len(memory), block)
-    ]
+def block_checksums(memory: Array, block: int) -> Iterator[int]:
+    for start in range(0, len(memory), block):
+        yield zlib.crc32(memory[start : start + block].data)
 
 
 def map_file(path: Path, size: int) -> Array:
@@ -166,8 +187,8 @@ def _buffer(column: Any, dtype: np.dtype[Any], count: int) -> Array:
     return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype, count)
 
 
-def _located(shard: ShardFile, start: int, stop: int) -> str:
-    """The column and the records whose memory lies in these bytes of the file."""
+def _located(shard: ShardFile, start: int, stop: int) -> tuple[int, int, str | None]:
+    """The records, and the column, whose memory lies in these bytes of the file."""
     base = shard.memory.__array_interface__["data"][0]
     for name, view in shard.views.items():
         for part in (view.items, view.indices, view.offsets):
@@ -180,5 +201,5 @@ def _located(shard: ShardFile, start: int, stop: int) -> str:
                 if view.offsets is not None and part is not view.offsets:
                     first, last = np.searchsorted(view.offsets, (first, last), "right") - 1
                 last = min(last, shard.entry.rows - 1)
-                return f"column {name!r}, records {shard.first + first}–{shard.first + last}"
-    return shard.records
+                return int(shard.first + first), int(shard.first + last), name
+    return shard.first, shard.first + shard.entry.rows - 1, None
