@@ -5,17 +5,20 @@ Nothing is copied where the memory already has the right form.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from echelon.core.errors import DataError
 from echelon.core.types import Sparse
 from echelon.data.shards.encode_arrow import encode_arrow
 from echelon.data.shards.schema import DTYPES, Field, Schema, arrow_schema, check_names, unsupported
+
+if TYPE_CHECKING:
+    import torch
 
 Values: TypeAlias = Any
 """An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
@@ -46,7 +49,7 @@ def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]
 def encode_column(name: str, values: Values) -> Encoded:
     if isinstance(values, Sparse):
         return _sparse(name, values)
-    if isinstance(values, torch.Tensor):
+    if _is_tensor(values):
         return _tensor(name, values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
@@ -71,7 +74,15 @@ def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
 
 
+def _is_tensor(values: Values) -> bool:
+    """Without importing torch: where nobody has, there are no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
 def _tensor(name: str, values: torch.Tensor) -> Encoded:
+    import torch
+
     whole = values.detach().cpu().contiguous()
     if whole.dtype == torch.bfloat16:
         field, array = _array(name, whole.view(torch.uint16).numpy())
@@ -97,7 +108,7 @@ def _list(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> Encoded:
     first = values[0] if len(values) else None
     if isinstance(first, str):
         return _strings(name, list(values))
-    if isinstance(first, np.ndarray | torch.Tensor | Sequence):
+    if isinstance(first, np.ndarray | Sequence) or _is_tensor(first):
         return _sequence(name, values)
     plain = np.asarray(values)
     if plain.dtype == object:

@@ -13,25 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from echelon.core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 Kind: TypeAlias = Literal["dense", "sequence", "sparse", "string"]
 
 # Arrow packs booleans into bits and numpy has no bfloat16: both are kept as plain integers.
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16"}
-DTYPES: Mapping[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "bfloat16", "float32", "float64"),
-    )
-}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *_FLOATS,
+)
+"""By their names: torch and numpy call them alike."""
 _INT32_LIMIT = 2**31
 
 
@@ -48,7 +49,15 @@ class Field:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        import torch  # those who only write shards do without
+
+        assert self.dtype in DTYPES, self.dtype
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype in _FLOATS
 
     @property
     def storage(self) -> np.dtype[Any]:

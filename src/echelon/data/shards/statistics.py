@@ -47,7 +47,7 @@ class _DenseStatistics:
     def __init__(self, field: Field) -> None:
         self._field = field
         self._moments = Moments(field.shape)
-        integers = field.shape == () and not field.torch_dtype.is_floating_point
+        integers = field.shape == () and not field.is_floating
         self._counts: Counter[int] | None = Counter() if integers else None
 
     def add(self, column: Any) -> None:

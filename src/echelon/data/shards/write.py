@@ -49,7 +49,7 @@ def write_shards(
     aside.mkdir()
     try:
         manifest = _write_all(aside, batches, rows_per_shard)
-        _move_into_place(aside, folder)
+        move_into_place(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -69,8 +69,7 @@ def _write_all(
     if writer is None:
         raise DataError("there is nothing to write: no batches were given")
     manifest = writer.finish()
-    _write_durably(aside / MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
-    _sync_folder(aside)
+    write_manifest(aside, manifest)
     return manifest
 
 
@@ -112,14 +111,25 @@ class _Writer:
         table = pa.Table.from_batches(self._pending).combine_chunks()
         self._pending, self._pending_rows = [], 0
         path = self._folder / f"shard-{len(self._entries):05d}.arrow"
-        with path.open("xb") as file:
-            with pa.ipc.new_file(file, table.schema) as stream:
-                stream.write_table(table, max_chunksize=table.num_rows)
-            file.flush()
-            os.fsync(file.fileno())
-        size = path.stat().st_size
-        crc32 = block_checksums(map_file(path, size), BLOCK)
-        self._entries.append(ShardEntry(path.name, table.num_rows, size, tuple(crc32)))
+        self._entries.append(write_shard(path, table))
+
+
+def write_shard(path: Path, table: Any) -> ShardEntry:
+    """Write a table of stored columns, each in one chunk, as one shard."""
+    with path.open("xb") as file:
+        with pa.ipc.new_file(file, table.schema) as stream:
+            stream.write_table(table, max_chunksize=table.num_rows)
+        file.flush()
+        os.fsync(file.fileno())
+    size = path.stat().st_size
+    crc32 = block_checksums(map_file(path, size), BLOCK)
+    return ShardEntry(path.name, table.num_rows, size, tuple(crc32))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The last file of a set; from then on all of it is on disk."""
+    write_durably(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
+    sync_folder(folder)
 
 
 def _refuse_to_replace(folder: Path, overwrite: bool) -> None:
@@ -135,26 +145,26 @@ def _refuse_to_replace(folder: Path, overwrite: bool) -> None:
         raise DataError(f"{folder}: holds shards already; say overwrite=True to replace them")
 
 
-def _move_into_place(aside: Path, folder: Path) -> None:
+def move_into_place(aside: Path, folder: Path) -> None:
     """Renames are whole or not at all: a reader sees the old set, none, or the new one."""
     old = None
     if folder.exists() and any(folder.iterdir()):
         old = folder.with_name(f"{aside.name}.old")
         folder.rename(old)
     aside.rename(folder)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
     if old is not None:
         shutil.rmtree(old)
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
