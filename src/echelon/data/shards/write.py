@@ -151,7 +151,12 @@ def move_into_place(aside: Path, folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         old = folder.with_name(f"{aside.name}.old")
         folder.rename(old)
-    aside.rename(folder)
+    try:
+        aside.rename(folder)
+    except BaseException:
+        if old is not None:
+            old.rename(folder)
+        raise
     sync_folder(folder.parent)
     if old is not None:
         shutil.rmtree(old)
