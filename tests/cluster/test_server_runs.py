@@ -15,6 +15,7 @@ from echelon.cluster.fleet import served
 from tests.cluster.elastic import (
     ENDLESS,
     EPOCHS,
+    FORWARD,
     JOB,
     RUN,
     STEPS,
@@ -26,7 +27,7 @@ from tests.cluster.elastic import (
     running,
 )
 from tests.cluster.shared import is_alive
-from tests.e2e.command import DEADLINE, echelon, start
+from tests.e2e.command import DEADLINE, echelon, start, wait_for
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -108,6 +109,32 @@ def test_a_lost_server_takes_the_run_back_to_its_checkpoint(
     # Apart, what the gate has applied is on record a little later: there may be nothing to undo.
     assert backs == [after] * (after < before) or (mode == "apart" and not backs)
     assert mode == "apart" or difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+SAVING = """
+from torch import nn
+
+class Sequential(nn.Sequential):
+    def state_dict(self, *args, **kwargs):
+        Path("saving").touch()
+        while not Path("lost").exists():
+            time.sleep(0.005)
+        return super().state_dict(*args, **kwargs)
+
+nn.Sequential = Sequential
+"""
+
+
+def test_a_server_lost_before_the_first_checkpoint_is_done_without(tmp_path: Path) -> None:
+    with running(tmp_path, SERVED, workers=2, forward=FORWARD + SAVING) as run:
+        wait_for(lambda: (tmp_path / "saving").exists(), run.command)
+        os.kill(server(run, 0), signal.SIGKILL)
+        (tmp_path / "lost").touch()
+        run.go()
+        output, errors = run.end(0)
+    assert f"{STEPS} steps" in output
+    assert "Traceback" not in errors
     proved(tmp_path)
 
 

@@ -239,6 +239,7 @@ class Run:
     def met_again(self) -> None:
         """All of a new generation do the same: what each kept to itself is forgotten."""
         self._saved_at, self.opened = -1, False
+        self.secured = not self.strategy.alone  # otherwise there is a first checkpoint again
         self.evaluation = self.evaluation and Evaluation(self.evaluation.values, {}, 0)
 
     def tell(self) -> None:

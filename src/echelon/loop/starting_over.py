@@ -42,7 +42,7 @@ def holding(run: Run) -> Holding:
 
 def start_over(run: Run, mine: Holding) -> None:
     """In a new generation: bring the state together, and divide it anew."""
-    before, run.secured = run.version, True
+    before = run.version
     cut = _put_together(run, mine)
     run.newcomer = True  # until all of it is there
     run.strategy.let_go()
