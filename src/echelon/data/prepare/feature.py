@@ -34,6 +34,11 @@ class Feature(Section):
     """How often it has to look at all rows of the train split before it can encode."""
 
     @property
+    def looks(self) -> int:
+        """The same with these settings: kinds where it depends on them say so here."""
+        return self.passes
+
+    @property
     def sources(self) -> list[str]:
         """The columns it is made of."""
         return [self.source] if isinstance(self.source, str) else self.source
