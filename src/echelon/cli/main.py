@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from echelon.cli import chaos, config, doctor, evaluate, join, predict, runs, train
+from echelon.cli import chaos, config, data, doctor, evaluate, join, predict, runs, train
 from echelon.cluster.environment import calm_threads
 from echelon.cluster.heap import keep_freed_memory
 from echelon.core.errors import EchelonError, UserError
@@ -25,6 +25,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.add_typer(runs.app, name="runs")
 app.add_typer(config.app, name="config")
+app.add_typer(data.app, name="data")
 app.command("doctor")(doctor.doctor)
 
 

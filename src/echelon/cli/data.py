@@ -1,0 +1,11 @@
+"""`echelon data`: prepare data, look at it, and see that it is whole."""
+
+from __future__ import annotations
+
+import typer
+
+from echelon.cli import data_reshard, data_verify
+
+app = typer.Typer(help="Prepare data, look at it, check it.", no_args_is_help=True)
+app.command("verify")(data_verify.verify)
+app.command("reshard")(data_reshard.reshard)

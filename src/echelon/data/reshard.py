@@ -1,0 +1,137 @@
+"""The same records in the same order, in another number of shards.
+
+source shards, checked → slices → one shard after the other ─┐
+                                                             ├ aside → renamed into place
+all other files (what was learnt, the recipe, …) as they are ┘
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from echelon.core.errors import DataError
+from echelon.data.joining import joined
+from echelon.data.sets import shard_sets
+from echelon.data.shards.file import open_shard, record_batch, verify_shard
+from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
+from echelon.data.shards.write import move_into_place, write_manifest, write_shard
+
+
+def reshard(
+    folder: str | Path, shards: int, to: str | Path | None = None, *, overwrite: bool = False
+) -> dict[str, Manifest]:
+    """Write a set, or all parts of a prepared one, anew as so many shards each.
+
+    Without `to` the folder itself is replaced, which wants `overwrite`. Statistics, what was
+    learnt and all other files are kept. Source shards are compared with their checksums: a
+    damaged one is refused, so no damage gets a checksum that fits it.
+    """
+    source = Path(folder).resolve()
+    sets = {name: (path, read_manifest(path)) for name, path in shard_sets(source).items()}
+    for path, manifest in sets.values():
+        _check(path, manifest, shards)
+    target = source if to is None else Path(to).resolve()
+    _refuse_to_replace(source, target, overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        _copy_others(source, [path for path, _ in sets.values()], aside)
+        made = {
+            name: _write_set(path, manifest, shards, aside / name)
+            for name, (path, manifest) in sets.items()
+        }
+        move_into_place(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return made
+
+
+def _check(path: Path, manifest: Manifest, shards: int) -> None:
+    if shards < 1:
+        raise DataError(f"shards is {shards}: it must be at least 1")
+    if shards > manifest.rows:
+        raise DataError(
+            f"{path}: {manifest.rows} records cannot be cut into {shards} shards: each needs one"
+        )
+
+
+def _refuse_to_replace(source: Path, target: Path, overwrite: bool) -> None:
+    if target == source:
+        if not overwrite:
+            raise DataError(f"{source}: name another folder, or say overwrite to replace this one")
+        return
+    if source in target.parents or target in source.parents:
+        raise DataError(f"{target}: lies within {source}, or the other way round; choose another")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        shard_sets(target)
+    except DataError:
+        raise DataError(f"{target}: holds other files; choose a folder of its own") from None
+    if not overwrite:
+        raise DataError(f"{target}: holds shards already; say overwrite to replace them")
+
+
+def _copy_others(source: Path, sets: list[Path], aside: Path) -> None:
+    """All that is no shard, as it is."""
+
+    def shards(folder: str, names: list[str]) -> set[str]:
+        if Path(folder) not in sets:
+            return set()
+        return {MANIFEST, *(entry.file for entry in read_manifest(folder).shards)} & set(names)
+
+    shutil.copytree(source, aside, ignore=shards, symlinks=True)
+
+
+def _write_set(source: Path, manifest: Manifest, shards: int, folder: Path) -> Manifest:
+    entries = []
+    with TemporaryDirectory(prefix=".join-", dir=folder) as scratch:
+        for number, pieces in enumerate(_cut(source, manifest, shards)):
+            place = Path(scratch, str(number))
+            place.mkdir()
+            entries.append(_write_one(folder, number, pieces, manifest, place))
+            shutil.rmtree(place)
+    made = Manifest(manifest.schema, tuple(entries), manifest.statistics)
+    write_manifest(folder, made)
+    return made
+
+
+def _write_one(
+    folder: Path, number: int, pieces: list[Any], manifest: Manifest, scratch: Path
+) -> ShardEntry:
+    table = joined(pieces, manifest.schema, scratch)
+    pieces.clear()
+    return write_shard(folder / f"shard-{number:05d}.arrow", table)
+
+
+def _cut(source: Path, manifest: Manifest, shards: int) -> Iterator[list[Any]]:
+    """For each new shard the slices of old ones that it is made of; sizes differ by one at most."""
+    batches = _batches(source, manifest)
+    batch = next(batches)
+    for number in range(shards):
+        wanted = manifest.rows // shards + (number < manifest.rows % shards)
+        pieces = []
+        while wanted:
+            if not batch.num_rows:
+                batch = next(batches)
+            piece = batch.slice(0, wanted)
+            pieces.append(piece)
+            wanted -= piece.num_rows
+            batch = batch.slice(piece.num_rows)
+        yield pieces
+
+
+def _batches(source: Path, manifest: Manifest) -> Iterator[Any]:
+    """The stored columns of one shard after the other."""
+    firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
+    for entry, first in zip(manifest.shards, firsts, strict=False):
+        shard = open_shard(source, manifest, entry, first)
+        verify_shard(shard, manifest.block)
+        yield record_batch(shard, manifest)
