@@ -18,7 +18,7 @@ TokenKind: TypeAlias = Literal["words", "characters", "bytes"]
 
 # Numbers keep their points and commas, words their apostrophes (don't, o'clock) and digits (mp3);
 # every other mark is a token of its own. Remnants of markup stay: they tell sources apart.
-_WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’]\w+)*|[^\w\s]")
+WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’]\w+)*|[^\w\s]")
 _CHUNK = 1000
 """Texts whose words are Python objects at one time."""
 
@@ -51,7 +51,7 @@ def tokenise(texts: Sequence[str], kind: TokenKind) -> Tokens:
 
 def words(text: str) -> list[str]:
     """Lower-cased words, numbers and marks of one text."""
-    return _WORD.findall(text.lower())
+    return WORD.findall(text.lower())
 
 
 def _tokenise_words(texts: Sequence[str]) -> Tokens:

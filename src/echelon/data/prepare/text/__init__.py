@@ -1,0 +1,1 @@
+"""Features made of text: tokenisers, the choice of a vocabulary, and encoders."""
