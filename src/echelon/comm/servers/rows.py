@@ -192,12 +192,14 @@ class RemoteTables:
         area = self._room(link).area(PUSHES, sum(map(room_for, shapes)))
         place = 0
         for (at, parts), shape in zip(mine, shapes, strict=True):
-            for there, here in zip(carve(area, place, shape), parts, strict=True):
+            ids, sums, *counts = carve(area, place, shape)
+            for there, here in zip((ids, *counts), (parts[0], *parts[2:]), strict=True):
                 there.copy_(here)
-                link.pushed += there.nbytes
-            head = RowHead(at, len(parts[0]), len(parts) == 3, shared=True, place=place)
+            head = RowHead(at, len(ids), bool(counts), shared=True, place=place)
             what = "gradients of rows"
             link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
+            sums.copy_(parts[1])  # nobody looks at them before the push; at the ids they do
+            link.pushed += sum(part.nbytes for part in (ids, sums, *counts))
             place += room_for(shape)
 
     def _room(self, link: Link) -> RowRoom:

@@ -12,11 +12,13 @@ not found in the new places is looked for in the old ones.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.errors import TrainingError
 from echelon.core.hashing import words
+from echelon.optim.rows.reserve import Column, zeros
 
 Ids = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -31,6 +33,7 @@ _AHEAD = np.arange(1, 9)
 _MOVES = 8
 """Old places moved for each new id: all have, long before the new ones are full."""
 _AT_LEAST = 1 << 13
+_PLACE = Column(torch.int32)
 _SHIFT = np.uint64(40)
 _ONE = np.uint64(1)
 
@@ -139,28 +142,32 @@ def next_part(at: int, count: int, high: int) -> tuple[int, int]:
 
 
 def _empty(size: int) -> Places:
-    return np.zeros(size, np.int32)
+    found: Places = zeros(size, _PLACE).numpy()
+    return found
 
 
 def _hash(ids: Ids) -> NDArray[np.uint64]:
     return words(ids.view(np.uint64), _KEY)
 
 
-def _begin(hashed: NDArray[np.uint64], size: int) -> tuple[Ids, Ids]:
-    """First place and stride; an odd stride comes by all places."""
-    at = (hashed & np.uint64(size - 1)).view(np.int64)
-    return at, ((hashed >> _SHIFT) | _ONE).view(np.int64)
+def _first(hashed: NDArray[np.uint64], size: int) -> Ids:
+    return (hashed & np.uint64(size - 1)).view(np.int64)
+
+
+def _stride(hashed: NDArray[np.uint64]) -> Ids:
+    """An odd one comes by all places."""
+    return ((hashed >> _SHIFT) | _ONE).view(np.int64)
 
 
 def _look(places: Places, keys: Ids, ids: Ids, hashed: NDArray[np.uint64]) -> tuple[Ids, Ids]:
     """The slot of each id (0: not there) and the place that says so."""
-    at, stride = _begin(hashed, len(places))
+    at = _first(hashed, len(places))
     found = places.take(at)
     hit = keys.take(found) == ids
     hit &= found != GONE
-    slots = np.where(hit, found, NONE).astype(np.int64)
-    left = np.flatnonzero((found != NONE) & ~hit)
-    near, ids, stride = at[left], ids[left], stride[left]
+    slots: Ids = np.multiply(found, hit, dtype=np.int64)
+    left = np.flatnonzero((found != NONE) > hit)
+    near, ids, stride = at[left], ids[left], _stride(hashed[left])
     while len(left) > _FEW:
         near = (near + stride) & (len(places) - 1)
         found = places.take(near)
@@ -185,11 +192,12 @@ def _look(places: Places, keys: Ids, ids: Ids, hashed: NDArray[np.uint64]) -> tu
 
 def _put(places: Places, hashed: NDArray[np.uint64], slots: Ids) -> None:
     """Where several want the same place one gets it, and the others go on to their next."""
-    at, stride = _begin(hashed, len(places))
-    own = slots.astype(np.int32)
+    at, own = _first(hashed, len(places)), slots.astype(np.int32)
+    stride: Ids | None = None
     while len(own):
         empty = np.flatnonzero(places.take(at) == NONE)
         places[at[empty]] = own[empty]
         lost = np.flatnonzero(places.take(at) != own)
-        own, stride = own[lost], stride[lost]
+        stride = _stride(hashed[lost]) if stride is None else stride[lost]
+        own = own[lost]
         at = (at[lost] + stride) & (len(places) - 1)

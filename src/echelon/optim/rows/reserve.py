@@ -42,7 +42,7 @@ def reserve(columns: Mapping[str, Column]) -> dict[str, Tensor]:
     slots = min(MOST, 2 * _physical() // each)
     while True:
         try:
-            return {name: _zeros(slots, column) for name, column in columns.items()}
+            return {name: zeros(slots, column) for name, column in columns.items()}
         except OSError as error:  # a limit on addresses (ulimit -v), or strict accounting
             if slots < 1 << 16:
                 raise TrainingError(f"no memory for a table of rows: {error}") from None
@@ -53,7 +53,8 @@ def _physical() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _zeros(slots: int, column: Column) -> Tensor:
+def zeros(slots: int, column: Column) -> Tensor:
+    """For so many slots, in memory that is taken as it is written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     memory = mmap.mmap(-1, slots * column.nbytes, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE") and len(memory) > 2 * _FIRST:

@@ -80,7 +80,7 @@ class Rows:
     ) -> None:
         """The part of update `version` (the next, if not given) that is about these distinct ids.
 
-        `gradients` are used up; they count `scale` times. `counts` says how often each id occurred:
+        `gradients` count `scale` times. `counts` says how often each id occurred:
         once, if not given.
         """
         with self._lock:
@@ -118,6 +118,7 @@ class Rows:
                 slots = torch.from_numpy(self._index.insert(state["ids"][part].numpy()))
                 for name in self._memory.keys() - {"ids"}:
                     self._memory[name].index_copy_(0, slots, state[name][part])
+            self._index.settle()
             if self._waiting is not None:
                 self._waiting.load(dict(state))
 
@@ -135,9 +136,9 @@ class Rows:
         """As found when they were pulled, if they were: most batches come back as gradients."""
         for pulled, slots, removals in self._recent:
             if removals == self._index.removals and _same(pulled, ids):
-                missing = np.flatnonzero(slots == NONE)
                 found = slots.copy()
-                found[missing] = self._index.find(ids.numpy()[missing])
+                if len(missing := np.flatnonzero(slots == NONE)):
+                    found[missing] = self._index.find(ids.numpy()[missing])
                 return found
         return self._index.find(ids.numpy())
 

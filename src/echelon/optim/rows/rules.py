@@ -11,12 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.rows import RowRule
 from echelon.optim.rows.reserve import Column
 
 _NUMBER = Column(torch.float32)
+_PIECE = 1 << 18
+"""Bytes of rows at a time, when they are changed."""
 
 
 def state_columns(rule: RowRule, width: int) -> dict[str, Column]:
@@ -39,21 +42,20 @@ def apply_(
     factor: float,
     scale: float = 1.0,
 ) -> None:
-    """One update of these slots with `scale` times the gradients, which are used up, at `factor`
-    times the rule's rate."""
+    """One update of these slots with `scale` times the gradients, at `factor` times the rule's
+    rate."""
     rows, rate = memory["rows"], rule.lr * factor
-    if scale != 1 and (rule.name == "adam" or is_penalised(rule)):
-        grads.mul_(scale)
-        scale = 1.0
-    _penalise_(rule, rows, slots, grads, rate)
+    if is_penalised(rule) or (scale != 1 and rule.name == "adam"):
+        grads, scale = grads * scale, 1.0
+        _penalise_(rule, rows, slots, grads, rate)
     match rule.name:
         case "sgd":
-            change = grads.mul_(-rate * scale)
+            steps = grads.new_full((len(slots),), -rate * scale)
         case "adagrad":
-            change = _adagrad(rule, memory, slots, grads, -rate, scale)
+            steps = _adagrad(rule, memory, slots, grads, -rate, scale)
         case "adam":
-            change = _adam(rule, memory, slots, grads, -rate)
-    rows.index_add_(0, slots, change)  # three times as quick as with a factor
+            grads, steps = _adam(rule, memory, slots, grads, -rate)
+    _add(rows, slots, grads, steps)
 
 
 def _adagrad(
@@ -68,12 +70,12 @@ def _adagrad(
     found = _mean_square(grads).mul_(scale * scale)
     square = memory["square"].index_select(0, slots).add_(found)
     _write(memory["square"], slots, square)
-    return grads.mul_(square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate * scale).unsqueeze_(1))
+    return square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate * scale)
 
 
 def _adam(
     rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     first, second = rule.betas
     steps = memory["steps"].index_select(0, slots).add_(1)
     square = memory["square"].index_select(0, slots).lerp_(_mean_square(grads), 1 - second)
@@ -81,7 +83,27 @@ def _adam(
     for name, value in (("steps", steps), ("square", square), ("mean", mean)):
         _write(memory[name], slots, value)
     size = square.div_(1 - second**steps).sqrt_().add_(rule.eps).mul_(1 - first**steps)
-    return mean.mul_(size.reciprocal_().mul_(rate).unsqueeze_(1))
+    return mean, size.reciprocal_().mul_(rate)
+
+
+def _add(rows: Tensor, slots: Tensor, values: Tensor, steps: Tensor) -> None:
+    """`rows[slots] += values * steps`, a piece at a time that stays in the cache: `index_add_`
+    takes half as long again. The values, which may be another process's, are only read."""
+    width = rows.shape[1]
+    size = max(1, _PIECE // rows[:1].nbytes)
+    new = torch.empty(min(size, len(slots)), width)
+    whole, written = _wide(rows), _wide(new)
+    for at in range(0, len(slots), size):
+        piece = slice(at, at + size)
+        here = slots[piece]
+        mine = torch.index_select(rows, 0, here, out=new[: len(here)])
+        mine.addcmul_(values[piece], steps[piece].unsqueeze(1))
+        whole[here.numpy()] = written[: len(here)]
+
+
+def _wide(rows: Tensor) -> NDArray[np.void]:
+    """Each row as a single thing: NumPy writes those in half the time."""
+    return rows.numpy().view(np.dtype((np.void, rows[:1].nbytes))).reshape(-1)
 
 
 def _mean_square(grads: Tensor) -> Tensor:

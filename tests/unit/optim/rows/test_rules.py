@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -107,3 +109,18 @@ def test_scaled_gradients_are_as_if_they_had_come_so(name: str, l2: float) -> No
         one.push(IDS, grad.clone(), scale=0.25)
         other.push(IDS, grad * 0.25)
     torch.testing.assert_close(one.pull(IDS), other.pull(IDS))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_many_rows_learn_as_few_do_and_gradients_are_only_read(name: Any) -> None:
+    """Rows are changed a piece at a time, which is to show in nothing."""
+    spec = RowSpec(name="t", width=64, seed=4, rule=RowRule(name=name, lr=0.1))
+    many, few = Rows(spec), Rows(spec)
+    ids = torch.arange(2500)
+    for grad in torch.randn(2, len(ids), 64, generator=torch.Generator().manual_seed(2)):
+        before = grad.clone()
+        many.push(ids, grad)
+        assert torch.equal(grad, before)
+        for part, some in zip(ids.split(100), grad.split(100), strict=True):
+            few.push(part, some)
+    torch.testing.assert_close(many.pull(ids), few.pull(ids), rtol=0, atol=1e-7)
