@@ -41,7 +41,8 @@ def _dotted(path: KeyPath) -> str:
 def _explained(kind: type[Section], fault: Mapping[str, Any], inside: KeyPath, at: KeyPath) -> str:
     key = ".".join(map(str, (*at, *inside)))
     if fault["type"] == "extra_forbidden":
-        choices = sorted(_section_at(kind, inside[:-1]).model_fields)
+        fields = _section_at(kind, inside[:-1]).model_fields
+        choices = sorted(field.alias or name for name, field in fields.items())
         hint = _hint(str(inside[-1]), choices)
         return f"key {key!r} is unknown{hint} (choices: {', '.join(choices)})"
     if fault["type"] == "value_error":
@@ -62,18 +63,20 @@ def _known_part(kind: type[Section], loc: Sequence[str | int]) -> KeyPath:
     path: list[str | int] = []
     section: type[Section] | None = kind
     for part in loc:
-        if section is not None:
+        if isinstance(part, int):  # a place in a list: what stands there is of the list's kind
             path.append(part)
-            field = section.model_fields.get(str(part))
+        elif section is not None:
+            path.append(part)
+            field = section.model_fields.get(part)
             section = _section_in(field.annotation) if field is not None else None
-        elif isinstance(part, int):
-            path.append(part)
     return tuple(path)
 
 
 def _section_at(kind: type[Section], path: KeyPath) -> type[Section]:
     for part in path:
-        inner = _section_in(kind.model_fields[str(part)].annotation)
+        if isinstance(part, int):
+            continue
+        inner = _section_in(kind.model_fields[part].annotation)
         assert inner is not None, f"{part} is no section"
         kind = inner
     return kind

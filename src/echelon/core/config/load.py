@@ -34,7 +34,7 @@ def load_job(
 ) -> JobFile:
     """Read, override and check a job; every fault is one line with file, line, rule, choice."""
     document = read_document(path) if path is not None else Document({})
-    return build_job(_overridden(document, overrides), checks=checks)
+    return build_job(overridden(document, overrides), checks=checks)
 
 
 def job_from(values: Mapping[str, Any], *, checks: Sequence[Check] = ()) -> Job:
@@ -53,7 +53,8 @@ def build_job(document: Document, *, checks: Sequence[Check] = ()) -> JobFile:
     return JobFile(job, document)
 
 
-def _overridden(document: Document, overrides: Sequence[str]) -> Document:
+def overridden(document: Document, overrides: Sequence[str]) -> Document:
+    """The document as `key.path=value` changes it."""
     values = copy.deepcopy(document.values)
     paths: set[KeyPath] = set()
     for text in overrides:

@@ -1,0 +1,192 @@
+"""What a recipe may say, and how it is read: a file, a mapping or Python values."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from echelon.core.config.base import Contradiction, Section, SettingError
+from echelon.core.config.checked import checked
+from echelon.core.config.document import Document, read_document
+from echelon.core.config.load import overridden
+from echelon.core.errors import ConfigError, KeyPath, unknown
+from echelon.data.prepare.clean import step_kind
+from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.features import feature_kind
+from echelon.data.prepare.inputs import Input
+from echelon.data.prepare.step import Step
+
+Kinds = tuple[dict[str, Any], ...]
+SPLITS = ("train", "valid", "test")
+_SHARES = (0.8, 0.1, 0.1)
+
+
+def _listed(value: Any) -> Any:
+    """One input may stand for itself, and a path for an input."""
+    items = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in items]
+
+
+def _known_splits(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    if not inputs:
+        raise SettingError("a recipe reads at least one input")
+    for one in inputs:
+        if one.split is not None and one.split not in SPLITS:
+            raise SettingError(unknown("split", one.split, SPLITS))
+    return inputs
+
+
+class Split(Section):
+    """Which records are for training, which for validation, which for the test."""
+
+    by: Literal["ratio", "stratified", "group", "time"] = "ratio"
+    column: str | None = None
+    """The class, the group or the time of a record."""
+    train: Annotated[float, Field(ge=0)] | None = None
+    valid: Annotated[float, Field(ge=0)] | None = None
+    test: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.column is None) != (self.by == "ratio"):
+            needs = "needs a column" if self.by != "ratio" else "takes no column"
+            raise SettingError(f"split.by = {self.by!r} {needs}", "column")
+        if abs(sum(self.shares) - 1) > 1e-6:
+            said = ", ".join(f"{share:g}" for share in self.shares)
+            raise SettingError(f"shares of train, valid and test are {said}: they must add up to 1")
+        return self
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of train, valid and test; where some are said, the others have none."""
+        said = (self.train, self.valid, self.test)
+        if said == (None, None, None):
+            return _SHARES
+        train, valid, test = (share or 0.0 for share in said)
+        return train, valid, test
+
+
+class Balance(Section):
+    """Rare classes count as much as frequent ones."""
+
+    column: str
+    how: Literal["weight", "resample"] = "weight"
+    at_most: Annotated[int, Field(ge=1)] | None = None
+    """A record is written no more often than this."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.at_most is not None and self.how == "weight":
+            raise SettingError("balance.at_most is for how: resample", "at_most")
+        return self
+
+
+class Write(Section):
+    """Where the shards go and how many there are of each split."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    shards: Annotated[int, Field(ge=1)] | None = None
+    rows: Annotated[int, Field(ge=1)] | None = None
+    """Records in a shard, at most."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.shards is not None and self.rows is not None:
+            raise SettingError("say write.shards or write.rows, not both", "shards", "rows")
+        return self
+
+
+class Recipe(Section):
+    """From raw files to shards."""
+
+    read: Annotated[tuple[Input, ...], BeforeValidator(_listed), AfterValidator(_known_splits)]
+    bad: Literal["quarantine", "refuse"] = "quarantine"
+    """What becomes of records that cannot be read."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Wanted types; what does not fit is bad. Others are inferred from the first records."""
+    clean: Kinds = ()
+    split: Split | None = None
+    balance: Balance | None = None
+    features: Kinds = ()
+    keep: tuple[str, ...] = ()
+    """Columns that are passed on as they are."""
+    write: Write
+    seed: int = 0
+
+    def steps(self) -> list[Step]:
+        """The rows of `clean`, checked."""
+        return [
+            checked(step_kind(_kind(values, "clean", at)), values, ("clean", at))
+            for at, values in enumerate(self.clean)
+        ]
+
+    def made(self) -> list[Feature]:
+        """The rows of `features`, checked; those that draw lots draw the recipe's."""
+        found: list[Feature] = []
+        for at, values in enumerate(self.features):
+            kind = feature_kind(_kind(values, "features", at))
+            seeded = {"seed": self.seed} if "seed" in kind.model_fields else {}
+            found.append(checked(kind, seeded | values, ("features", at)))
+        return found
+
+    def anchored(self, folder: Path) -> Recipe:
+        """With paths that lead to something beside the recipe's own file made to lead there."""
+        read = [
+            one.model_copy(update={"path": str(folder / one.path)})
+            if "://" not in one.path and any(glob.iglob(str(folder / one.path)))  # noqa: PTH207
+            else one
+            for one in self.read
+        ]
+        return self.model_copy(update={"read": tuple(read)})
+
+    def values(self) -> dict[str, Any]:
+        """As it was said, in plain values: `recipe_from` makes the same recipe of it."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _kind(values: Mapping[str, Any], where: str, at: int) -> str:
+    kind = values.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError(f"{where}.{at}: it must say its kind", (where, at))
+    return kind
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and check; every fault is one line with file and line."""
+    return _built(overridden(read_document(path), overrides))
+
+
+def recipe_from(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from Python values, checked like a file."""
+    return _built(Document(dict(values)))
+
+
+def _built(document: Document) -> Recipe:
+    try:
+        recipe = checked(Recipe, document.values)
+        _checked_kinds(recipe)
+    except ConfigError as error:
+        about = error.paths if isinstance(error, Contradiction) else (error.path,)
+        raise ConfigError(document.where(*about) + error.message, error.path) from None
+    return recipe
+
+
+def _checked_kinds(recipe: Recipe) -> None:
+    for where, check, rows in (
+        ("clean", step_kind, recipe.clean),
+        ("features", feature_kind, recipe.features),
+    ):
+        for at, values in enumerate(rows):
+            path: KeyPath = (where, at, "kind")
+            try:
+                check(_kind(values, where, at))
+            except ConfigError as error:
+                raise ConfigError(f"{where}.{at}: {error.message}", path) from None
+    recipe.steps()
+    recipe.made()
+    if not recipe.features and not recipe.keep:
+        raise ConfigError("nothing would be written: name features or columns to keep", ())

@@ -1,0 +1,54 @@
+"""A worker's process: it takes tasks from its wire until that is closed.
+
+Its first steps come before numpy is imported: that starts as many threads as there are cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from echelon.data.prepare import wire
+
+_PR_SET_PDEATHSIG = 1
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+def live(descriptor: int, parent: int) -> None:
+    """Be a worker of `parent`, whose end is this one's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before we asked
+        return
+    for name in _THREADS:
+        os.putenv(name, "1")  # one core each: there are as many workers as cores
+    with socket.socket(fileno=descriptor) as line:
+        try:
+            _serve(line)
+        except wire.Gone:
+            sys.exit(0)
+
+
+def _serve(line: socket.socket) -> None:
+    setting, _ = wire.receive(line)
+    from echelon.core.errors import UserError
+    from echelon.data.prepare.work import Work, one_thread
+
+    one_thread()
+    work: Work | None = None
+    while True:
+        task, data = wire.receive(line)
+        try:
+            work = work or Work(setting)
+            answer = {"result": work.do(task, memoryview(data))}
+        except UserError as error:
+            answer = {"mistake": str(error)}
+        except OSError as error:
+            answer = {"mistake": f"{error.filename or 'the work folder'}: {error.strerror}"}
+        except Exception as error:
+            answer = {"fault": repr(error), "traceback": traceback.format_exc()}
+        wire.send(line, answer)
