@@ -6,7 +6,8 @@ begins anew and all others are away and know of it; whatever came up later stays
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from echelon.core.types import Ask
 from echelon.server.terms import Terms
@@ -49,6 +50,13 @@ class Asks:
         for member in members:
             known &= self._told.get(member, 0)
         self.bits &= ~known
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bits": self.bits, "told": [list(pair) for pair in self._told.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bits = state["bits"]
+        self._told = {member: bits for member, bits in state["told"]}
 
     def clear(self) -> None:
         self.bits = 0

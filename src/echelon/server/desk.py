@@ -67,14 +67,15 @@ class Desk:
             self._gate = Gate(rules, parameters)
 
     def arrived(self, member: int, conversation: object) -> None:
-        """Through this conversation from now on; what it was at before is void."""
-        self._do(lambda: self._leave(member))
-        self._present[member] = conversation
+        """Through this conversation from now on: what it asked for before, it asks again."""
+        with self._changed:
+            self._present[member] = conversation
+            self._pending.pop(member, None)
+            if self._gate is not None:
+                self._gate.back(member)
 
     def left(self, member: int, conversation: object) -> None:
-        if self._present.get(member) is conversation:
-            del self._present[member]
-            self._do(lambda: self._leave(member))
+        self._do(lambda: self._leave(member, conversation))
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
         self._do(lambda: self.gate.enter(time.monotonic(), generation, members))
@@ -101,7 +102,7 @@ class Desk:
         self._do(lambda: self._pull(member, seq, begin))
 
     def rest(self, member: int) -> None:
-        self._do(lambda: self.gate.rest(time.monotonic(), member))
+        self._do(lambda: self.gate.rest(time.monotonic(), member), known=True)
 
     def observe(self, value: float) -> None:
         with self._changed:
@@ -218,12 +219,15 @@ class Desk:
             self._waking.clear()
             self._shard.order.work()
 
-    def _do(self, what: Callable[[], Sequence[Decision]], *, here: bool = True) -> None:
+    def _do(
+        self, what: Callable[[], Sequence[Decision]], *, here: bool = True, known: bool = False
+    ) -> None:
+        """`known`: a gate that takes over has to know of it, whatever comes of it."""
         with self._changed:
             decisions = what()
             entries, told = translate(decisions, self._asking, self._log.number)
             self._measures = self._measures or any(entry.measured for entry in entries)
-            if entries:
+            if entries or known:
                 self._mirror(entries)
             for entry in entries:
                 self._add(entry)
@@ -235,10 +239,13 @@ class Desk:
             self._waking.set()
 
     def _mirror(self, entries: Sequence[Entry]) -> None:
-        """The twin knows of a decision before other shards do: they may outlive this gate."""
+        """The twin knows of a decision before anybody else does, who may outlive this gate.
+
+        A shard that is alone tells nobody before its twin has what it carries out.
+        """
         if self.mirror is not None and self.mirror.attached:
-            state = self.gate.state_dict()
-            self.mirror.decided(entries, state, wait=self._shard.count > 1)
+            wait = self._shard.count > 1 or not entries
+            self.mirror.decided(entries, self.gate.state_dict(), wait=wait)
 
     def _add(self, entry: Entry) -> None:
         self._shard.order.add(entry)
@@ -269,6 +276,9 @@ class Desk:
         self._asking[member] = seq
         return self.gate.pull(time.monotonic(), member, begin=begin)
 
-    def _leave(self, member: int) -> Sequence[Decision]:
+    def _leave(self, member: int, conversation: object) -> Sequence[Decision]:
+        if self._present.get(member) is not conversation:
+            return []
+        del self._present[member]
         self._pending.pop(member, None)
         return self.gate.left(time.monotonic(), member) if self._gate is not None else []

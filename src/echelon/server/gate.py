@@ -91,6 +91,11 @@ class Gate:
         self._roll.rest(member)
         return self._settle(now)
 
+    def back(self, member: int) -> None:
+        """What it asked for it asks again; others go on waiting for the push it computes."""
+        self._debts.drop(member)
+        self._roll.ask_again(member)
+
     def left(self, now: float, member: int) -> list[Decision]:
         """It is gone; if its push waits to be applied, nothing comes of it."""
         return self.rest(now, member)
@@ -146,29 +151,30 @@ class Gate:
             "version": self.version,
             "schedule": self._terms.schedule.state_dict(),
             "ledger": self._applied.state_dict(),
-            "pending": self._applied.pending()
-            | {
+            "pending": {
                 "generation": self.generation,
-                "members": sorted(self._roll.members),
-                "work": self._roll.work(),
+                "applied": self._applied.pending(),
+                "roll": self._roll.state_dict(),
+                "asks": self._asks.state_dict(),
+                "debts": self._debts.state_dict(),
             },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become what a cut says. Members have to enter again, unless there is `pending`."""
-        pending = state.get("pending")
-        self.version = int(state.get("version", 0))
-        self.generation = pending["generation"] if pending else 0
-        self._roll = Roll(pending["members"] if pending else ())
-        for member, version in pending["work"] if pending else ():
-            self._roll.begin(member, version)
+        self.version, self.generation = int(state.get("version", 0)), 0
+        self._roll = Roll()
         self._asks.clear()
         self._debts.clear()
         self._terms.schedule.load_state_dict(state.get("schedule") or {})
         nothing: dict[str, Any] = {"samples": self._terms.samples, "whole": [], "parts": []}
         self._applied.load_state_dict(state.get("ledger") or nothing)
-        if pending:
-            self._applied.load_pending(pending)
+        if pending := state.get("pending"):
+            self.generation = pending["generation"]
+            self._applied.load_pending(pending["applied"])
+            self._roll = Roll.of(pending["roll"])
+            self._asks.load_state_dict(pending["asks"])
+            self._debts.load_state_dict(pending["debts"])
 
     # How decisions are made.
 
@@ -226,7 +232,7 @@ class Gate:
             kind=debt.fate,
             version=self.version,
             staleness=debt.staleness,
-            row=() if debt.fate == "pulled" else self._debts.row(member, self._terms.together),
+            row=() if debt.fate == "pulled" else self._debts.row(debt, self._terms.together),
             asked=self._asks.tell(member),
             share=self._share(member),
             reason=debt.reason,

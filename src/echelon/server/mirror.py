@@ -75,7 +75,7 @@ class Mirror(Reflection):
             self._attach(twin)
 
     def decided(self, entries: Sequence[Entry], state: dict[str, Any], *, wait: bool) -> None:
-        """What the gate decided, before other shards hear of it (`wait`)."""
+        """What the gate decided, before anybody else hears of it (`wait`)."""
         document = {"entries": [entry.to_json() for entry in entries], "gate": state}
         said = self._say(Kind.DECIDED, document)
         if wait:
@@ -84,14 +84,13 @@ class Mirror(Reflection):
     def send(
         self, entry: Entry, pushes: Sequence[Grads], scale: float, rows: Sums
     ) -> Callable[[], None]:
-        """What is about to be applied: one sum. Nobody hears of it before the twin has it."""
+        """What is about to be applied: one sum, or none where weights are only given away. Nobody
+        hears of it before the twin has it."""
         if self._twin is None:
             return lambda: None
         document = {"entry": entry.to_json(), "scale": scale, "rows": lengths(rows)}
-        if not pushes:
-            self._say(Kind.APPLIED, document)
-            return lambda: None
-        said = self._say(Kind.APPLIED, document, pushes[0], flat(rows))
+        total = pushes[0] if pushes else ()
+        said = self._say(Kind.APPLIED, document, total, flat(rows))
         return lambda: self._wait(said)
 
     def _hear(self, connection: Connection, frame: Frame) -> None:

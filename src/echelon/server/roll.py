@@ -6,7 +6,8 @@ coming ─ begins ─▶ at work (weights of v) ─ push ─▶ waiting ─ appl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from echelon.server.decisions import Push
 
@@ -32,9 +33,21 @@ class Roll:
         self.waiting.pop(member, None)
         self.versions[member] = version
 
-    def work(self) -> list[list[int]]:
-        """Who computes with which weights: a gate that takes over waits for them, too."""
-        return [[m, v] for m, v in self.versions.items() if m not in self.waiting]
+    def state_dict(self) -> dict[str, Any]:
+        """For a gate that takes over: pushes that wait are sent again, so it waits for them."""
+        return {
+            "members": sorted(self.members),
+            "work": [[member, version] for member, version in self.versions.items()],
+            "away": sorted(self.away),
+            "idle": sorted(self._idle),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Roll:
+        roll = cls(state["members"])
+        roll.versions = {member: version for member, version in state["work"]}
+        roll.away, roll._idle = set(state["away"]), set(state["idle"])
+        return roll
 
     def wait(self, member: int, push: Push) -> None:
         self.begin(member, push.based_on)
@@ -44,6 +57,10 @@ class Roll:
         """Its gradient is applied, or nothing will come of it."""
         self.waiting.pop(member, None)
         self.versions.pop(member, None)
+
+    def ask_again(self, member: int) -> None:
+        """A push that waits comes once more; the weights it was made with are the same."""
+        self.waiting.pop(member, None)
 
     def rest(self, member: int, *, meets: bool = False) -> None:
         self.settled(member)

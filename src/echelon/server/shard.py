@@ -151,9 +151,9 @@ class Shard:
                     raise Later from None
                 self.incarnation = 0  # trainers start again from a cut
                 return
-            heard()
         else:
-            self.mirror.send(entry, (), 1.0, {})
+            heard = self.mirror.send(entry, (), 1.0, {})
+        heard()
         if not entry.pushes or entry.missing:
             for seat in receivers:
                 seat.whole()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -443,6 +444,58 @@ def test_a_gate_goes_on_where_another_ended() -> None:
     other.gate.enter(0.0, 9, [0])
     assert answers(other.push(0, lease=(0, 30), generation=9)) == {0: "done"}
     assert answers(other.push(0, lease=(30, 40), generation=9)) == {0: "applied"}
+
+
+def taken_over(table: Table, rules: dict[str, Any], members: int) -> Table:
+    """Another gate in its place, with what its twin has."""
+    other = Table(rules, members)
+    other.gate.load_state_dict(json.loads(json.dumps(table.gate.state_dict())))
+    other._seq, other._at = table._seq, table._at
+    return other
+
+
+def test_a_gate_that_takes_over_waits_for_those_at_work() -> None:
+    rules: dict[str, Any] = {"staleness": 1, "quorum": 1}
+    table = Table(rules, 3)
+    table.begin(0, 1, 2)
+    assert answers(table.push(0, 0)) == {2: "pulled"}, "two may be under way"
+    assert table.push(2, 1) == [], "number 1 would get too old"
+    other = taken_over(table, rules, 3)
+    other.gate.back(0)
+    assert other.push(0, 0, lease=(0, 10), seq=1) == [], "it is done, but two are under way"
+    other.gate.back(1)
+    other.gate.back(2)
+    assert other.push(2, 1, lease=(10, 20), seq=2) == []
+    assert answers(other.push(1, 0)) == {0: "done", 1: "applied"}
+    assert other.gate.version == 3, "nobody is late"
+
+
+def test_a_gate_that_takes_over_says_the_same_again() -> None:
+    table = Table(TOGETHER, 2)
+    table.push(0)
+    first = answer(table.push(1, asked=Ask.SIGNAL), 0)
+    assert Ask.SIGNAL.among(int(first.row[3]))
+    other = taken_over(table, TOGETHER, 2)
+    again = answer(other.push(0, 0, lease=(0, 10), seq=1), 0)
+    assert (again.kind, again.version, again.row) == ("done", first.version, first.row)
+
+
+def test_a_gate_that_takes_over_knows_who_meets() -> None:
+    rules: dict[str, Any] = {"staleness": None, "quorum": 2}
+    table = Table(rules, 3)
+    table.begin(0, 1, 2)
+    table.push(0, asked=Ask.REGROUP)
+    told = table.push(1)
+    assert answer(told, 0).asked == answer(told, 1).asked == Ask.REGROUP
+    table.gate.rest(0.0, 0)
+    other = taken_over(table, rules, 3)
+    other.gate.back(2)
+    last = answer(other.push(2, 0), 2)
+    assert (last.kind, last.asked) == ("applied", Ask.REGROUP), "nobody else is to come"
+    for member in range(3):
+        other.gate.pull(0.0, member, begin=False)
+    other.begin(0, 1, 2)
+    assert answer(other.push(0) + other.push(1), 1).asked == 0, "the meeting is over"
 
 
 def test_a_whole_epoch_is_saved_as_such() -> None:

@@ -64,6 +64,15 @@ def test_the_fast_are_held_back_only_as_far_as_they_must(staleness: int) -> None
     assert set(world.fates) == {"applied", "pulled"}, "with one push an update nothing is lost"
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_a_gate_that_takes_over_makes_nobody_late(staleness: int) -> None:
+    world = World({"staleness": staleness, "quorum": 1, "due": [7]}, 4, Random(staleness))
+    world.trouble, world.troubles = 0.3, ("gate",)
+    world.run()
+    assert applied_once(world)
+    assert set(world.fates) - {"done"} == {"applied", "pulled"}
+
+
 def test_with_shares_by_speed_all_push_at_the_same_pace() -> None:
     counts = {}
     for balance in (False, True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -14,6 +15,8 @@ from echelon.comm.servers.messages import PushHead
 from echelon.core.types import Ask, Lease
 from echelon.data.intervals import Intervals
 from echelon.server.gate import Answer, Decision, Gate, Push, Round
+
+TROUBLES = ("dies", "dies late", "joins", "breaks", "breaks late", "gate")
 
 
 @dataclass
@@ -43,11 +46,13 @@ class World:
     epochs: int = 2
     trouble: float = 0.0
     """How often something goes wrong, per push."""
+    troubles: Sequence[str] = TROUBLES
     gate: Gate = field(init=False)
     now: float = 0.0
     epoch: int = 0
     ended: bool = False
     version: int = 0
+    generation: int = 0
     ages: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     fates: dict[str, int] = field(default_factory=dict)
@@ -55,6 +60,10 @@ class World:
     def __post_init__(self) -> None:
         self.rules = {"samples": self.samples, "batch": 12} | self.rules
         self.gate = Gate(self.rules)
+        self.mirrored = json.dumps(self.gate.state_dict())
+        """What the gate's twin has."""
+        self.strangers: set[int] = set()
+        """Who has not talked to the gate that took over."""
         self.free = Intervals([(0, self.samples)])
         self.done: dict[int, Intervals] = {}
         self.known: dict[int, Intervals] = {}
@@ -91,11 +100,12 @@ class World:
 
     def _regroup(self) -> None:
         """All stop whatever they do, leases go back, and a new generation begins."""
-        generation = self.gate.generation + 1
+        generation = self.generation = self.generation + 1
         for trainer in self.members.values():
             self._give_back(trainer)
             trainer.generation = generation
             trainer.awaits, trainer.meeting, trainer.sent = "", False, None
+        self.strangers = set()
         self._carry_out(self.gate.enter(self.now, generation, list(self.members)))
         for trainer in list(self.members.values()):
             self._begin(trainer)
@@ -105,6 +115,7 @@ class World:
     def _begin(self, trainer: Trainer) -> None:
         trainer.meeting, trainer.awaits = False, "pull"
         trainer.asking += 1
+        self._greet(trainer)
         self._carry_out(self.gate.pull(self.now, trainer.id))
 
     def _compute(self, trainer: Trainer) -> None:
@@ -136,10 +147,15 @@ class World:
         trainer.sent, trainer.awaits = push, "push"
         trainer.asking += 1
         self.pushes[trainer.id, push.seq] = push
+        self._greet(trainer)
         self._carry_out(self.gate.push(self.now, trainer.id, push))
 
     def _go_wrong(self, trainer: Trainer, push: Push) -> bool:
-        what = self.random.choice(["dies", "dies late", "joins", "breaks", "breaks late"])
+        what = self.random.choice(self.troubles)
+        if what == "gate":
+            self._send(trainer, push)
+            self._take_over()
+            return True
         if what.startswith("dies"):
             if what == "dies late":  # its push is on its way when it dies
                 self._send(trainer, push)
@@ -158,6 +174,35 @@ class World:
         generation = trainer.generation
         self._later(self.random.uniform(0, 50), lambda: self._again(trainer, push, generation))
         return True
+
+    def _take_over(self) -> None:
+        """The gate is lost, and what it did not tell; its twin has what anybody heard of."""
+        self.gate = Gate(self.rules)
+        self.gate.load_state_dict(json.loads(self.mirrored))
+        self.strangers = set(self.members)
+        for trainer in self.members.values():
+            if trainer.awaits:
+                self._later(self.random.uniform(0, 50), self._asks_again(trainer))
+
+    def _asks_again(self, trainer: Trainer) -> Callable[[], None]:
+        asking, push, generation = trainer.asking, trainer.sent, trainer.generation
+
+        def again() -> None:
+            if not trainer.alive or trainer.generation != generation or trainer.asking != asking:
+                return
+            if trainer.awaits == "pull":
+                self._begin(trainer)
+            elif trainer.awaits and trainer.sent is push is not None:
+                self._send(trainer, push)
+
+        return again
+
+    def _greet(self, trainer: Trainer) -> None:
+        """A trainer whose gate was lost says who it is, before anything else."""
+        if trainer.id in self.strangers:
+            self.strangers.discard(trainer.id)
+            self.gate.back(trainer.id)
+            self._carry_out(self.gate.enter(self.now, trainer.generation, list(self.members)))
 
     def _again(self, trainer: Trainer, push: Push, generation: int) -> None:
         if trainer.alive and trainer.generation == generation and trainer.sent is push:
@@ -186,7 +231,8 @@ class World:
     def _go_to_meeting(self, trainer: Trainer, *, rest: bool) -> None:
         trainer.meeting, trainer.awaits = True, ""
         if rest:
-            self._carry_out(self.gate.rest(self.now, trainer.id))
+            self._greet(trainer)
+            self._carry_out(self.gate.rest(self.now, trainer.id), known=True)
         if all(other.meeting for other in self.members.values()):
             self._later(0, self._meet)
 
@@ -195,7 +241,9 @@ class World:
             return
         looked = {}
         for trainer in self.members.values():
+            self._greet(trainer)
             decisions = self.gate.pull(self.now, trainer.id, begin=False)
+            self._mirror(decisions)
             (answer,) = decisions
             assert isinstance(answer, Answer)
             looked[trainer.id] = answer.outcome.version
@@ -230,7 +278,13 @@ class World:
 
     # Decisions.
 
-    def _carry_out(self, decisions: list[Decision]) -> None:
+    def _mirror(self, decisions: Sequence[Decision], *, known: bool = False) -> None:
+        """As a desk does: whatever comes with weights is known to the twin before others."""
+        if known or any(isinstance(d, Round) or d.outcome.weights for d in decisions):
+            self.mirrored = json.dumps(self.gate.state_dict())
+
+    def _carry_out(self, decisions: list[Decision], *, known: bool = False) -> None:
+        self._mirror(decisions, known=known)
         for decision in decisions:
             if isinstance(decision, Round):
                 self._check(decision)
