@@ -56,7 +56,7 @@ class Asks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.bits = state["bits"]
-        self._told = {member: bits for member, bits in state["told"]}
+        self._told = dict(state["told"])
 
     def clear(self) -> None:
         self.bits = 0

@@ -45,7 +45,7 @@ class Roll:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Roll:
         roll = cls(state["members"])
-        roll.versions = {member: version for member, version in state["work"]}
+        roll.versions = dict(state["work"])
         roll.away, roll._idle = set(state["away"]), set(state["idle"])
         return roll
 
