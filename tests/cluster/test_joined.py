@@ -7,11 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from echelon.cluster.environment import joined
-from echelon.core.errors import UserError
+from echelon.cluster.start import start
+from echelon.core.config import job_from
+from echelon.core.errors import ConfigError, UserError
+from echelon.core.task import Task
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -109,6 +115,26 @@ Path(f"{place.index}.json").write_text(json.dumps(dataclasses.asdict(place)))
 dist.barrier()
 dist.destroy_process_group()
 """
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy": "parameter_server"}, "torchrun starts trainers only"),
+        ({}, "torchrun started 4 processes, and strategy 'single' is one"),
+        ({"strategy": "all_reduce", "workers": 3}, "workers = 3, but torchrun started 4"),
+        (
+            {"strategy": "all_reduce", "elastic": {"enabled": True}},
+            "elastic.enabled has no effect among processes that torchrun started",
+        ),
+    ],
+)
+def test_a_job_that_torchrun_cannot_start_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str
+) -> None:
+    give(monkeypatch)
+    with pytest.raises(ConfigError, match=words):
+        start(job_from(settings), Task(nn.Identity, lambda _, __: (torch.zeros(()), 1.0)))
 
 
 def torchrun(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env: str) -> list[str]:

@@ -13,8 +13,10 @@ pytestmark = pytest.mark.timeout(300)
 SHORT = ["data.name=digits", "model={name: mlp, hidden: [8]}", "steps=3", "threads=1", "-q"]
 
 
-def test_hints_say_where_the_run_is(tmp_path: Path) -> None:
-    said = echelon("train", *SHORT, "track.folder=my runs", folder=tmp_path).stdout
+def test_hints_say_where_the_run_is_and_what_has_no_effect(tmp_path: Path) -> None:
+    done = echelon("train", *SHORT, "track.folder=my runs", "elastic.wait=9", folder=tmp_path)
+    assert "step 0: elastic.wait has no effect with strategy 'single'\n" in done.stderr
+    said = done.stdout
     assert "runs show classify-0001 --folder 'my runs'\n" in said
     assert "train --resume classify-0001 track.folder='my runs' steps=…\n" in said
     assert "runs compare --folder 'my runs'\n" in said

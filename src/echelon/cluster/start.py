@@ -40,7 +40,7 @@ def start(
         return _among_others(_fitting(job, place.count), task, place, resume, observers)
     if not strategy.arrangement(job):
         return run_job(job, task, resume=resume, observers=observers)
-    if job.workers == 1 and not strategy.has_servers(job):
+    if job.workers == 1 and not strategy.has_servers(job) and not job.elastic.enabled:
         with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
             return run_job(job, task, comm=alone, resume=resume, observers=observers)
     if strategy.can_do_without(job):
@@ -86,6 +86,12 @@ def _fitting(job: Job, count: int) -> Job:
         raise ConfigError(
             f"torchrun started {count} processes, and strategy {job.strategy!r} is one process",
             ("strategy",),
+        )
+    if job.elastic.enabled:
+        raise ConfigError(
+            "elastic.enabled has no effect among processes that torchrun started, for it ends all "
+            "of them with one: start them with `echelon train`, and others with `echelon join`",
+            ("elastic", "enabled"),
         )
     if job.workers not in (1, count):
         raise ConfigError(

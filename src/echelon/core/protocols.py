@@ -232,6 +232,10 @@ class Strategy(Protocol):
         """How many numbers all parameters of the model are, wherever they lie."""
         ...
 
+    def remarks(self) -> Sequence[str]:
+        """What a person should know of how this model will be trained, a line each."""
+        ...
+
     def rejoin(self) -> None:
         """The members have changed: give up what was under way, and meet the new ones."""
         ...

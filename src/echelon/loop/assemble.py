@@ -40,11 +40,12 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     device = find_device(job.device)
     randomness.seed(job.seed)
     limits = Limits.of(job)
-    pending: list[str] = []
+    pending = strategy.remarks(job)
     schedule = optim.build_schedule(
         job.schedule, limits.total_steps(len(task.train), job.batch_size)
     )
     chosen = set_up(job, task, comm, schedule, observer)
+    pending += chosen.remarks()
     randomness.part_ways(job.seed, chosen.shard.index, 0)
     return Run(
         job=job,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon import strategy
 from echelon.core.config import Job, load_job
 from echelon.core.errors import RunError
 from echelon.track import Store
@@ -34,8 +35,8 @@ def rearranged(given: Mapping[str, Any]) -> dict[str, Any]:
     forgotten: dict[str, Any] = {}
     if "mesh" not in given and {"strategy", "workers"} & set(given):
         forgotten["mesh"] = {}
-    if given.get("strategy", "parameter_server") != "parameter_server":
-        forgotten["parameter_server"] = {}
+    if "strategy" in given:
+        forgotten |= {name: {} for name in strategy.sections() if name != given["strategy"]}
     if "workers" not in given and "mesh" in given:
         forgotten["workers"] = 1
     return forgotten

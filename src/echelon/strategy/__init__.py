@@ -1,13 +1,13 @@
 """One file per way to synchronise."""
 
+from echelon.strategy.checks import check, check_task, remarks
 from echelon.strategy.registry import (
     arrangement,
     build,
     can_do_without,
-    check,
-    check_task,
     has_servers,
     names,
+    sections,
 )
 
 __all__ = [
@@ -18,4 +18,6 @@ __all__ = [
     "check_task",
     "has_servers",
     "names",
+    "remarks",
+    "sections",
 ]

@@ -6,9 +6,7 @@ import importlib
 from typing import NamedTuple
 
 from echelon.core.config import Axis, Job
-from echelon.core.errors import ConfigError, unknown
 from echelon.core.protocols import Inspector, Schedule, Strategy
-from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel
 
 
@@ -24,7 +22,7 @@ class Row(NamedTuple):
     """Whether weights and optimizer live in processes of their own."""
 
 
-_ROWS = {
+ROWS = {
     "single": Row("single", "Single", None),
     "pipeline": Row("pipeline", "Pipeline", "pipeline"),
     "all_reduce": Row("all_reduce", "AllReduce", "data", elastic=True),
@@ -36,88 +34,23 @@ _ROWS = {
 }
 
 
-OWN_OPTIMIZER = (
-    "the task brings its own optimizer, but under a parameter server it is the servers that apply "
-    "gradients: set `optimizer` in the job instead"
-)
-
-
 def names() -> list[str]:
-    return sorted(_ROWS)
+    return sorted(ROWS)
 
 
-def check(job: Job) -> None:
-    """Refuse a strategy that does not exist or cannot run with these workers."""
-    if job.strategy not in _ROWS:
-        raise ConfigError(unknown("strategy", job.strategy, _ROWS), ("strategy",))
-    axis = _ROWS[job.strategy].axis
-    if axis is None and job.workers != 1:
-        several = ", ".join(name for name in names() if _ROWS[name].axis is not None)
-        raise ConfigError(
-            f"workers = {job.workers}: strategy {job.strategy!r} is one process (of several are: "
-            f"{several})",
-            ("workers",),
-        )
-    known = {axis, "data"} - {None}
-    if idle := [name for name in job.mesh if name not in known]:
-        raise ConfigError(
-            f"mesh axis {idle[0]!r} has no effect with strategy {job.strategy!r} "
-            f"(its axes: {', '.join(sorted(map(str, known))) or 'none'})",
-            ("mesh", idle[0]),
-        )
-    if job.elastic.enabled and not _ROWS[job.strategy].elastic:
-        able = ", ".join(name for name, row in _ROWS.items() if row.elastic)
-        raise ConfigError(
-            f"elastic.enabled has no effect with strategy {job.strategy!r} (it has with {able})",
-            ("elastic", "enabled"),
-        )
-    _check_servers(job)
-    readers = arrangement(job).get("data", 1) * arrangement(job).get("sharded", 1)
-    if has_servers(job):
-        readers = job.parameter_server.pushes(job.workers)
-    if job.batch_size < readers:
-        raise ConfigError(
-            f"batch_size = {job.batch_size}: {readers} members share each batch, "
-            f"so it needs as many samples at least",
-            ("batch_size",),
-        )
-
-
-def check_task(job: Job, task: Task) -> None:
-    """Refuse a task that this strategy cannot train."""
-    if has_servers(job) and task.optimizer is not None:
-        raise ConfigError(OWN_OPTIMIZER, ("strategy",))
-    if job.parameter_server.merit.policy != "none" and task.valid is None:
-        raise ConfigError(
-            "parameter_server.merit needs held-out samples, and this task has none",
-            ("parameter_server", "merit", "policy"),
-        )
-
-
-def _check_servers(job: Job) -> None:
-    given = job.parameter_server.model_dump(exclude_defaults=True)
-    if not has_servers(job) and given:
-        key = next(iter(given))
-        raise ConfigError(
-            f"parameter_server.{key} has no effect with strategy {job.strategy!r}",
-            ("parameter_server", key),
-        )
-    if has_servers(job) and job.elastic.enabled is False:
-        raise ConfigError(
-            f"elastic.enabled = false has no effect with strategy {job.strategy!r}: its trainers "
-            f"can always do without each other",
-            ("elastic", "enabled"),
-        )
+def sections() -> list[str]:
+    """Parts of a job that are for one strategy alone: they have its name."""
+    return [name for name in names() if name in Job.model_fields]
 
 
 def has_servers(job: Job) -> bool:
     """Whether this job's weights live in server processes."""
-    return _ROWS[job.strategy].servers
+    return ROWS[job.strategy].servers
 
 
 def can_do_without(job: Job) -> bool:
     """Whether members of this job can do without each other, and are to."""
-    return _ROWS[job.strategy].elastic and job.elastic.enabled is not False
+    return ROWS[job.strategy].elastic and job.elastic.enabled is not False
 
 
 def arrangement(job: Job, members: int | None = None) -> dict[str, int]:
@@ -126,7 +59,7 @@ def arrangement(job: Job, members: int | None = None) -> dict[str, int]:
     Then there are fewer or more along `data`; where that does not come out even, all are along
     the strategy's own axis.
     """
-    axis = _ROWS[job.strategy].axis
+    axis = ROWS[job.strategy].axis
     if axis is None:
         return {}
     members = members or job.workers
@@ -144,7 +77,7 @@ def build(
     parallel: Parallel | None = None,
 ) -> Strategy:
     """A strategy, not yet set up."""
-    row = _ROWS[name]
+    row = ROWS[name]
     kind = getattr(importlib.import_module(f"echelon.strategy.{row.module}"), row.kind)
     strategy: Strategy = kind(numerics, schedule, inspector, parallel)
     return strategy

@@ -165,6 +165,9 @@ class Synchronous(ABC):
     def size(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    def remarks(self) -> Sequence[str]:
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": self.version,

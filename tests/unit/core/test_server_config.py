@@ -12,6 +12,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.task import Task
 from echelon.loop import rearranged
 
+IDLE = ("sync.deadline", "elastic.wait")
+
 
 def job(workers: int = 4, name: str = "parameter_server", **section: Any) -> Any:
     values = {"strategy": name, "workers": workers, "parameter_server": section}
@@ -72,6 +74,63 @@ def test_servers_belong_to_one_strategy() -> None:
     assert strategy.has_servers(job(workers=1))
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "own"),
+    [
+        ("sharded", "level", "gradients", "sharded"),
+        ("pipeline", "micro", 2, "pipeline"),
+        ("tensor", "plan", {"a": "rows"}, "tensor"),
+        ("parameter_server", "servers", 2, "parameter_server"),
+    ],
+)
+def test_a_section_with_a_strategys_name_is_for_that_one_alone(
+    section: str, key: str, value: Any, own: str
+) -> None:
+    values = {"workers": 2, section: {key: value}}
+    assert strategy.remarks(job_from(values | {"strategy": own}, checks=[strategy.check])) == []
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.{key} has no effect with strategy 'all_red"
+    ):
+        job_from(values | {"strategy": "all_reduce"}, checks=[strategy.check])
+    # A run that goes on with another strategy forgets it.
+    assert rearranged({"strategy": "all_reduce"})[section] == {}
+    assert section not in rearranged({"strategy": own}) | rearranged({"workers": 2})
+
+
+def test_what_is_for_members_of_any_strategy_is_remarked_on_where_there_are_none() -> None:
+    values: dict[str, Any] = {"sync": {"deadline": 9.0}, "elastic": {"wait": 9.0}}
+    told = strategy.remarks(job_from(values, checks=[strategy.check]))
+    assert told == [f"{key} has no effect with strategy 'single'" for key in IDLE]
+    several = job_from(values | {"strategy": "tensor", "workers": 2}, checks=[strategy.check])
+    assert strategy.remarks(several) == ["elastic.wait has no effect with strategy 'tensor'"]
+    assert strategy.remarks(job()) == []
+
+
+def test_nothing_else_is_elastic_where_nothing_is() -> None:
+    values = {"strategy": "all_reduce", "workers": 2, "elastic": {"enabled": False, "wait": 9.0}}
+    with pytest.raises(ConfigError, match=r"elastic\.wait has no effect where elastic\.enabled is"):
+        job_from(values)
+
+
+def test_more_pieces_than_samples_are_refused() -> None:
+    values: dict[str, Any] = {"strategy": "pipeline", "workers": 4, "batch_size": 9}
+    values |= {"mesh": {"data": 2, "pipeline": 2}, "pipeline": {"micro": 5}}
+    assert job_from(values, checks=[strategy.check])
+    with pytest.raises(ConfigError, match=r"pipeline\.micro = 5, but no more than 3 samples"):
+        job_from(values | {"accumulate": 2}, checks=[strategy.check])
+
+
+@pytest.mark.parametrize(("clip", "quorum"), [({"norm": 1.0}, None), ({"value": 1.0}, 2)])
+def test_stale_gradients_are_compensated_before_they_are_clipped_together_or_not_at_all(
+    clip: dict[str, float], quorum: int | None
+) -> None:
+    section = {"staleness": 2, "compensate": 0.5, "quorum": quorum}
+    values = {"strategy": "parameter_server", "workers": 3, "parameter_server": section}
+    assert job_from(values | {"clip": clip}, checks=[strategy.check])
+    with pytest.raises(ConfigError, match=r"compensate has no effect where clip\.norm is set and"):
+        job_from(values | {"clip": {"norm": 1.0}, "parameter_server": section | {"quorum": 2}})
+
+
 def test_trainers_can_always_do_without_each_other() -> None:
     values = {"strategy": "parameter_server", "elastic": {"enabled": False}}
     with pytest.raises(ConfigError, match=r"elastic\.enabled = false has no effect"):
@@ -91,12 +150,6 @@ def test_the_optimizer_is_the_servers() -> None:
     with pytest.raises(ConfigError, match="it is the servers that apply gradients"):
         strategy.check_task(job(), task)
     strategy.check_task(job(name="all_reduce"), task)
-
-
-def test_a_run_that_goes_on_without_servers_forgets_them() -> None:
-    assert rearranged({"strategy": "single"})["parameter_server"] == {}
-    assert "parameter_server" not in rearranged({"strategy": "parameter_server"})
-    assert "parameter_server" not in rearranged({"workers": 2})
 
 
 def test_how_updates_are_judged_has_no_effect_where_they_are_not() -> None:

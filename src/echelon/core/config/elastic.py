@@ -31,6 +31,17 @@ class ElasticSection(Section):
         dialled("elastic", self.address)
         return self
 
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        given = [key for key in self.model_dump(exclude_defaults=True) if key != "enabled"]
+        if self.enabled is False and given:
+            raise SettingError(
+                f"elastic.{given[0]} has no effect where elastic.enabled is false",
+                given[0],
+                "enabled",
+            )
+        return self
+
 
 def dialled(section: str, address: str) -> None:
     """Others are told where to go: an address that means "all of mine" leads nowhere."""

@@ -152,6 +152,21 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _clips_what_is_compensated(self) -> Self:
+        """The norm of a sum is taken before anything is known of what its parts were made on."""
+        servers = self.parameter_server
+        several = isinstance(servers.quorum, int) and servers.quorum > 1
+        if servers.compensate and self.clip.norm is not None and several:
+            raise SettingError(
+                f"parameter_server.compensate has no effect where clip.norm is set and "
+                f"parameter_server.quorum = {servers.quorum}: use clip.value, or a quorum of 1",
+                "parameter_server.compensate",
+                "clip.norm",
+                "parameter_server.quorum",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _looks_where_it_must(self) -> Self:
         """What goes by validation results needs some."""
         waiting = {

@@ -49,7 +49,8 @@ class PipelineSection(Section):
 
     schedule: ScheduleKind = "1f1b"
     micro: PositiveInt | None = None
-    """Micro-batches on their way at once; four per stage if the batch can be cut so."""
+    """Micro-batches on their way at once, each of one sample at least; four per stage if not given
+    and the batch can be cut so."""
     split: tuple[str, ...] = ()
     """The layer each stage after the first begins with; by measured cost if not given."""
 

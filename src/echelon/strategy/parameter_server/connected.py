@@ -25,10 +25,10 @@ from echelon.data.sources import as_source
 from echelon.optim.build import penalised
 from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
+from echelon.strategy.checks import OWN_OPTIMIZER
 from echelon.strategy.parameter_server.judge import Judge, held_out
 from echelon.strategy.parameter_server.pushes import Pushes
 from echelon.strategy.parameter_server.rules import rules
-from echelon.strategy.registry import OWN_OPTIMIZER
 from echelon.strategy.replica import load_weights, trainable
 from echelon.strategy.tables import RowUpdates, remote_state
 

@@ -22,6 +22,7 @@ from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.fault import blame
 from echelon.strategy.parameter_server.connected import Connected
 from echelon.strategy.parameter_server.pushes import Filled
+from echelon.strategy.parameter_server.remarks import remarks
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 
 
@@ -51,6 +52,10 @@ class ParameterServer(Connected):
             missing=filled.missing,
         )
         return self._concluded(self._here.outcome(), filled)
+
+    def remarks(self) -> Sequence[str]:
+        tables = bool(self._rows.tables)
+        return list(remarks(self.model, self._layout, self._parallel, tables=tables))
 
     def _judged(self, row: Sequence[float]) -> Sequence[float]:
         """With the gradient's merit, where that is measured and there is one."""

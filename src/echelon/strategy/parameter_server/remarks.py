@@ -1,0 +1,35 @@
+"""What a person should know before trainers and servers begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from echelon.comm.servers.layout import Layout
+from echelon.comm.servers.partition import Partition
+from echelon.core.types import Parallel
+
+OWN_STATISTICS = (
+    "batch norm sees each trainer's own samples, for trainers make updates apart, and all evaluate "
+    "with the statistics of the first (sync.batch_norm: local says that this is meant)"
+)
+
+
+def remarks(model: nn.Module, layout: Layout, parallel: Parallel, *, tables: bool) -> Iterator[str]:
+    """`tables`: whether servers hold rows beside."""
+    section = parallel.servers
+    if not section.together and parallel.sync.batch_norm == "synchronised" and _normalises(model):
+        yield OWN_STATISTICS
+    partition = Partition(layout, section.servers)
+    idle = sum(not partition.ranges(shard) for shard in range(section.servers))
+    if idle and not tables:
+        yield (
+            f"parameter_server.servers = {section.servers}: the model is so small that {idle} of "
+            f"them hold none of its weights"
+        )
+
+
+def _normalises(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
