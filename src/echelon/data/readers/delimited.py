@@ -17,7 +17,7 @@ from echelon.data.readers.stream import open_native, open_stream
 
 BLOCK = 32 << 20
 """Bytes parsed at a time; types are inferred from the first of them."""
-_MISSING = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|nan|inf|\?|")
 _ROW = re.compile(r"Row #(\d+)")
 _COLUMN = re.compile(r"In CSV column #(\d+)")
@@ -41,12 +41,12 @@ def _read(
     """
     cells = _first_cells(path, delimiter, quote)
     if header is None:
-        header = len(cells) < 2 or _has_header(cells)
+        header = len(cells) < 2 or has_header(cells)
     names = None if header else [f"column{number}" for number in range(len(cells[0]))]
     read = pa.csv.ReadOptions(block_size=block, column_names=names, use_threads=False)
     parse = pa.csv.ParseOptions(delimiter=delimiter, quote_char='"' if quote else False)
     convert = pa.csv.ConvertOptions(
-        null_values=_MISSING,
+        null_values=list(MISSING),
         include_columns=list(columns) if columns else None,
         column_types=_types(path, types),
     )
@@ -84,7 +84,7 @@ def _first_cells(path: Path, delimiter: str, quote: bool) -> list[list[str]]:
     return list(csv.reader(lines, delimiter=delimiter))
 
 
-def _has_header(cells: list[list[str]]) -> bool:
+def has_header(cells: list[list[str]]) -> bool:
     """Whether the first line names the columns: there are words above numbers, or no numbers."""
     first, second = [[bool(_NUMBER.fullmatch(cell)) for cell in line] for line in cells[:2]]
     words_above_numbers = any(b and not a for a, b in zip(first, second, strict=False))

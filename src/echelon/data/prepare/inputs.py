@@ -1,0 +1,225 @@
+"""What a recipe reads: paths, patterns, folders and URLs → files in a fixed order."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import PositiveInt, model_validator
+
+from echelon.core.config.base import Section
+from echelon.core.errors import DataError, unknown
+from echelon.data.prepare import remote
+from echelon.data.readers.delimited import MISSING
+from echelon.data.readers.detect import format_of_name
+from echelon.data.readers.documents import SUFFIXES as TEXTS
+from echelon.data.readers.images import SUFFIXES as IMAGES
+from echelon.data.readers.stream import plain_name
+
+_TABLE = frozenset({"header", "names", "delimiter", "quote", "columns", "missing"})
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "csv": _TABLE,
+    "tsv": _TABLE,
+    "jsonl": frozenset({"columns"}),
+    "parquet": frozenset({"columns"}),
+    "text": frozenset({"per"}),
+    "images": frozenset(),
+    "idx": frozenset(),
+    "libsvm": frozenset({"width", "zero_based"}),
+}
+"""Which settings of an input a format knows."""
+FORMATS = tuple(OPTIONS)
+Listed = tuple[str, int, str]
+"""A file, its size, and what changes when it does."""
+
+
+class Input(Section):
+    """One row of a recipe's `read`; a plain string is its path."""
+
+    path: str
+    """A file, a folder, a pattern such as `train*.csv.gz`, or an fsspec URL."""
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "text", "images", "idx", "libsvm"] = (
+        "auto"
+    )
+    split: str | None = None
+    """The split that all of it belongs to."""
+    columns: tuple[str, ...] | None = None
+    """Which columns to read; all if not given."""
+    header: bool | None = None
+    """Whether the first line of a csv or tsv names its columns; found out if not given."""
+    names: tuple[str, ...] | None = None
+    """What the columns of a csv or tsv without a header are called."""
+    delimiter: str | None = None
+    """What stands between the cells: `,` in a csv and a tab in a tsv, if not given."""
+    quote: bool | None = None
+    """Whether cells may stand in double quotes: in a csv, and not in a tsv, if not given."""
+    missing: tuple[str, ...] = MISSING
+    """Cells that stand for a number that is missing."""
+    per: Literal["line", "file"] | None = None
+    """What one text is: a file (usual for a folder) or a line (usual for a file)."""
+    width: PositiveInt | None = None
+    """How many features a libsvm file has at most."""
+    zero_based: bool = False
+    """Whether the features of a libsvm file count from 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file that is read, or one folder whose files are records."""
+
+    file: str
+    format: str
+    options: Input = field(repr=False)
+    size: int
+    stamp: str
+    """Changes when the file does: for telling whether work done before still holds."""
+    label: str | None = None
+    """The class of all its records, where a folder says it."""
+
+    @property
+    def split(self) -> str | None:
+        return self.options.split
+
+
+def sources(inputs: Sequence[Input]) -> list[Source]:
+    """Every file in order; refuses what is not there and what has no known format."""
+    found = [source for one in inputs for source in _sources(one)]
+    if not found:
+        raise DataError("there is nothing to read: `read` is empty")
+    return found
+
+
+def _sources(one: Input) -> Iterator[Source]:
+    path = remote.local_path(one.path)
+    folder = _is_folder(path)
+    files = remote.listed(path) if remote.is_remote(path) else list(_local(path))
+    if not files:
+        raise DataError(f"{one.path}: {_nothing(path, folder)}")
+    format = one.format if one.format != "auto" else None
+    if folder and (format or _kind_of_files(files)) in ("images", "text"):
+        yield from _folder(one, path, format or _kind_of_files(files), files)
+        return
+    for name, size, stamp in _data_files(one, files, folder):
+        kind = format or format_of_name(Path(name))
+        if kind is None or kind not in OPTIONS:
+            raise DataError(
+                f"{name}: its format cannot be told from its name; set format "
+                f"(choices: {', '.join(FORMATS)})"
+            )
+        _known(one, kind)
+        yield Source(name, kind, one, size, stamp)
+
+
+def _folder(one: Input, path: str, kind: str, files: list[Listed]) -> Iterator[Source]:
+    """A folder whose files are records, or texts of many records, by classes if it has any."""
+    _known(one, kind)
+    records = members(path, kind, files)
+    if not records:
+        raise DataError(f"{one.path}: holds no {kind}")
+    if kind == "text" and one.per == "line":
+        for (name, size, stamp), label in records:
+            yield Source(name, "text", one, size, stamp, label)
+        return
+    told = hashlib.sha256()
+    for (name, size, stamp), _ in records:
+        told.update(f"{name}\0{size}\0{stamp}\n".encode())
+    size = sum(size for (_, size, _), _ in records)
+    yield Source(path, "images" if kind == "images" else "documents", one, size, told.hexdigest())
+
+
+def members(
+    path: str, kind: str, files: Iterable[Listed] | None = None
+) -> list[tuple[Listed, str | None]]:
+    """The files of a folder that are records, and the class folder each lies in."""
+    if files is None:
+        files = remote.listed(path) if remote.is_remote(path) else _local(path)
+    suffixes = IMAGES if kind == "images" else TEXTS
+    chosen = [file for file in files if plain_name(Path(file[0])).endswith(suffixes)]
+    inner = [_inner(path, name) for name, _, _ in chosen]
+    deep = [parts for parts in inner if len(parts) > 1]
+    if deep and len(deep) < len(inner):
+        loose = next(parts[0] for parts in inner if len(parts) == 1)
+        raise DataError(f"{path}: {kind} lie in class folders and beside them ({loose})")
+    return [
+        (file, parts[0] if len(parts) > 1 else None)
+        for file, parts in zip(chosen, inner, strict=True)
+    ]
+
+
+def _inner(folder: str, name: str) -> tuple[str, ...]:
+    """The parts of a file's path below a folder."""
+    if remote.is_remote(folder):
+        system, path = remote.filesystem(folder)
+        folder, name = path, system._strip_protocol(name)
+    return Path(name).relative_to(folder).parts
+
+
+def _is_folder(path: str) -> bool:
+    if remote.is_remote(path):
+        system, inner = remote.filesystem(path)
+        return bool(system.isdir(inner))
+    return Path(path).is_dir()
+
+
+def _local(path: str) -> Iterator[Listed]:
+    here = Path(path).expanduser()
+    if here.is_dir():
+        names: Iterable[Path] = (entry for entry in here.rglob("*") if entry.is_file())
+    elif here.exists():
+        names = [here]
+    else:
+        names = (Path(name) for name in glob.glob(str(here), recursive=True))  # noqa: PTH207 (`..`, roots)
+    for name in sorted(names):
+        if name.is_file() and not name.name.startswith("."):
+            about = name.stat()
+            yield str(name), about.st_size, str(about.st_mtime_ns)
+
+
+def _nothing(path: str, folder: bool) -> str:
+    if folder:
+        return "the folder is empty"
+    pattern = any(sign in path for sign in "*?[")
+    return "no file matches" if pattern else "there is no such file or folder"
+
+
+def _kind_of_files(files: list[Listed]) -> str:
+    """What a folder holds: a table in pieces before images before texts."""
+    names = [Path(name) for name, _, _ in files]
+    kinds = {format_of_name(name) for name in names}
+    if kinds & (OPTIONS.keys() - {"text"}):
+        return "tables"
+    images = any(name.suffix.lower() in IMAGES for name in names)
+    return "images" if images else "text" if "text" in kinds else ""
+
+
+def _data_files(one: Input, files: list[Listed], folder: bool) -> list[Listed]:
+    """Of a folder only what has a format we know, and no labels that go with images."""
+    if one.format == "auto" and folder:
+        files = [file for file in files if format_of_name(Path(file[0])) in OPTIONS]
+        if not files:
+            raise DataError(f"{one.path}: holds no file of a known format ({', '.join(FORMATS)})")
+    names = {Path(name).name for name, _, _ in files}
+    return [file for file in files if len(files) == 1 or not _labels(Path(file[0]).name, names)]
+
+
+def _labels(name: str, names: set[str]) -> bool:
+    return "labels-idx1" in name and name.replace("labels-idx1", "images-idx3") in names
+
+
+def _known(one: Input, kind: str) -> None:
+    """Refuse a setting that has no effect."""
+    always = {"path", "format", "split"}
+    for option in sorted(one.model_fields_set - always):
+        if getattr(one, option) is not None and option not in OPTIONS[kind]:
+            raise DataError(
+                f"{one.path}: {unknown(f'option of format {kind}', option, OPTIONS[kind])}"
+            )
