@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,12 @@ class ColumnStatistics(Protocol):
 
     def summary(self) -> dict[str, Any]: ...
 
+    def state(self) -> tuple[Any, Any]:
+        """An array and a JSON value that say all there is, for `merge` in another process."""
+        ...
+
+    def merge(self, array: Any, plain: Any) -> None: ...
+
 
 class Statistics:
     """The figures of all columns of a schema."""
@@ -36,6 +43,17 @@ class Statistics:
         """Take in a record batch."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             self._columns[name].add(column)
+
+    def state(self) -> dict[str, Any]:
+        """Arrays and JSON values that say all there is, for `merge` in another process."""
+        states = [column.state() for column in self._columns.values()]
+        arrays = {f"{at} moments": array for at, (array, _) in enumerate(states)}
+        return arrays | {f"{at} plain": plain for at, (_, plain) in enumerate(states)}
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in what another one of the same schema has seen."""
+        for at, column in enumerate(self._columns.values()):
+            column.merge(state[f"{at} moments"], state[f"{at} plain"])
 
     def summary(self) -> dict[str, dict[str, Any]]:
         return {name: column.summary() for name, column in self._columns.items()}
@@ -66,6 +84,17 @@ class _DenseStatistics:
         if max(len(found), len(self._counts)) > MAX_CLASSES:
             self._counts = None
 
+    def state(self) -> tuple[Any, Any]:
+        counts = None if self._counts is None else list(self._counts.items())
+        return self._moments.state(), counts
+
+    def merge(self, array: Any, plain: Any) -> None:
+        self._moments.merge(array)
+        if self._counts is not None and plain is not None:
+            self._counts.update(dict(plain))
+        if plain is None or len(self._counts or ()) > MAX_CLASSES:
+            self._counts = None
+
     def summary(self) -> dict[str, Any]:
         figures = self._moments.summary()
         if self._counts is not None:
@@ -84,6 +113,12 @@ class _Lengths:
         text = self._field.kind == "string"
         lengths = pc.utf8_length(column) if text else pc.list_value_length(column)
         self._lengths.add(lengths.to_numpy())
+
+    def state(self) -> tuple[Any, Any]:
+        return self._lengths.state(), None
+
+    def merge(self, array: Any, plain: Any) -> None:  # noqa: ARG002 (lengths have no counts)
+        self._lengths.merge(array)
 
     def summary(self) -> dict[str, Any]:
         figures = self._lengths.summary()
