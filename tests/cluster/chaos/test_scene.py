@@ -206,3 +206,7 @@ def test_a_server_is_lost_with_some_updates_or_its_twin_takes_over(path: Path) -
     assert deed.detected is None
     assert deed.recovered == pytest.approx(0.2)
     assert (deed.lost_steps, deed.note) == (0, "nothing was lost")
+    write(path, committed(1, 4.5, 3), rolled | {"time": 5.0}, committed(2, 5.1, 1))
+    (scene := Scene(path)).update()
+    measure(deed, scene)
+    assert deed.note == "nothing was lost", "the run went back for something else"

@@ -45,6 +45,8 @@ class Actuators:
         self._chance = random.Random(f"whom/{seed}")
         self._steps = steps
         self._killed: set[int] = set()
+        self._replaced: set[int] = set()
+        """Servers that were killed: their twins are new, and may not know all yet."""
         self._shelf = Shelf(folder / CHECKPOINTS)
         self._reporter: Reporter | None = None
         self._verbs: dict[str, Callable[[Deed], None]] = {
@@ -116,7 +118,14 @@ class Actuators:
         if not seats or (wanted is not None and wanted not in seats):
             raise Never(f"there is no server {wanted or ''} (there are {_listed(seats)})")
         deed.server = self._chance.choice(sorted(seats)) if wanted is None else wanted
+        self._spare_the_state(deed.server)
         deed.pids = [seats[deed.server]]
+
+    def _spare_the_state(self, server: int) -> None:
+        """What a server has is with its twin, or else the run must have something to go back to."""
+        twins = {s["shard"] for s in served(self._folder) if s["twin"]} - self._replaced
+        if server not in twins and not self._shelf.versions():
+            raise NotYet(f"the state of server {server} is nowhere else")
 
     def _aim(self, deed: Deed) -> None:
         member = self._chosen(deed.fault)
@@ -148,6 +157,8 @@ class Actuators:
             self._spare_the_last(deed.members[0])
         os.kill(deed.pids[0], signal.SIGKILL)
         self._killed |= set(deed.members)
+        if deed.server is not None:
+            self._replaced.add(deed.server)
 
     def _spare_the_last(self, member: int) -> None:
         """A run without members is no run: somebody who has all of its state has to be left."""

@@ -20,6 +20,8 @@ _WEIGHTS = {
     "fill disk": 4,
     "tear checkpoint": 4,
 }
+_SERVER = 20
+"""How often a server is killed, beside the others, where there are any."""
 _FEWEST = 2
 """Trainers that a plan leaves, so that one of them can be lost."""
 _FIRST, _LAST = 0.02, 0.9
@@ -32,8 +34,11 @@ _CLOSE = 0.6
 _SECONDS = {"freeze": (0.5, 5.0), "partition": (1.0, 5.0), "slow": (2.0, 5.0), "fill": (1.0, 2.0)}
 
 
-def random_plan(count: int, seed: int, *, workers: int, steps: int) -> list[Fault]:
-    """`count` faults over a run of so many steps; whom they hit is chosen when they happen."""
+def random_plan(
+    count: int, seed: int, *, workers: int, steps: int, servers: int = 0
+) -> list[Fault]:
+    """`count` faults over a run of so many steps; whom they hit is chosen when they happen, but
+    which of `servers` that may be lost is now."""
     if count > steps:
         raise UserError(f"{count} faults are too many for a run of {steps} steps")
     chance = random.Random(f"chaos/{seed}")
@@ -44,9 +49,9 @@ def random_plan(count: int, seed: int, *, workers: int, steps: int) -> list[Faul
         step, delay = _moment(chance, place, count, steps)
         if close:
             step, delay = faults[-1].step, faults[-1].delay + round(chance.uniform(0, _CLOSE), 2)
-        kind = _kind(chance, trainers, workers)
+        kind = _kind(chance, trainers, workers, servers)
         trainers += (kind == "join") - (kind in ("kill trainer", "kill leader"))
-        faults.append(_fault(chance, kind, step, round(delay, 2)))
+        faults.append(_fault(chance, kind, step, round(delay, 2), servers))
     return sorted(faults, key=lambda fault: (fault.step, fault.delay))
 
 
@@ -57,9 +62,9 @@ def _moment(chance: random.Random, place: int, count: int, steps: int) -> tuple[
     return 1 + int(steps * (_FIRST + (_LAST - _FIRST) * part)), 0.0
 
 
-def _kind(chance: random.Random, trainers: int, workers: int) -> str:
+def _kind(chance: random.Random, trainers: int, workers: int, servers: int) -> str:
     """Members are not to become too few, nor more than they were at first."""
-    weights = dict(_WEIGHTS)
+    weights = dict(_WEIGHTS) | ({"kill server": _SERVER} if servers else {})
     if trainers <= _FEWEST:
         del weights["kill trainer"], weights["kill leader"]
     if trainers >= workers:
@@ -69,8 +74,10 @@ def _kind(chance: random.Random, trainers: int, workers: int) -> str:
     return chance.choices(list(weights), list(weights.values()))[0]
 
 
-def _fault(chance: random.Random, kind: str, step: int, delay: float) -> Fault:
+def _fault(chance: random.Random, kind: str, step: int, delay: float, servers: int) -> Fault:
     verb, _, target = kind.partition(" ")
+    if target == "server":
+        return Fault(verb, target, chance.randrange(servers), step, delay)
     if verb == "join":
         return Fault("join", step=step, delay=delay, count=1)
     low, high = _SECONDS.get(verb, (0.0, 0.0))

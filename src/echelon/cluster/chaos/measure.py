@@ -10,6 +10,8 @@ from echelon.cluster.chaos.scene import Entry, Scene
 _LATE = 3.0
 """Seconds after the end of a fault in which it may still be noticed."""
 _LOSING = ("kill", "freeze", "partition")
+_IN_FLIGHT = 1.0
+"""Seconds in which updates that were made before a fault may still come on record."""
 _CLOCKS = 0.002
 """Seconds by which an entry may be older than it should be: its time is rounded."""
 
@@ -44,6 +46,8 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
 def _server(deed: Deed, scene: Scene) -> None:
     """Noticed by whoever has to go back; where a twin takes over, by nobody but the supervisor."""
     back = next(_since(scene, deed.moment, "rolled_back"), None)
+    if back is not None and _went_on(scene, deed.moment + _IN_FLIGHT, back["time"]):
+        back = None  # for something that happened later
     since = deed.moment if back is None else back["time"]
     deed.recovered = _next_update(scene, since, 0, deed.moment)
     if back is None:
@@ -52,6 +56,11 @@ def _server(deed: Deed, scene: Scene) -> None:
     deed.detected = back["time"] - deed.moment
     deed.lost_steps = max(0, deed.version - back["version"])
     deed.note = f"went back to version {back['version']:,}"
+
+
+def _went_on(scene: Scene, start: float, stop: float) -> bool:
+    """Whether updates were made in between."""
+    return any(start < commit.time < stop for commit in scene.commits)
 
 
 def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:

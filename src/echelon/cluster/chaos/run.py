@@ -82,7 +82,14 @@ def _chosen(
     if not chance:
         return plan
     assert steps is not None, "checked before"
-    return random_plan(chance, seed, workers=job.workers, steps=steps)
+    return random_plan(chance, seed, workers=job.workers, steps=steps, servers=mortal(job))
+
+
+def mortal(job: Job) -> int:
+    """Servers that the run can lose: each has a twin, or there are checkpoints to go back to."""
+    section = job.parameter_server
+    saved = section.replicas or job.checkpoint.every != "never"
+    return section.servers if strategy.has_servers(job) and saved else 0
 
 
 def unlike(job: Job, trial: Trial, reference: Trial | None, found: Difference | None) -> list[str]:
