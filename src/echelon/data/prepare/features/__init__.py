@@ -11,6 +11,13 @@ from echelon.data.prepare.feature import Feature
 _HERE = "echelon.data.prepare.features"
 FEATURES: Mapping[str, str] = {
     "classes": f"{_HERE}.classes:Classes",
+    "standardise": f"{_HERE}.standardise:Standardise",
+    "min_max": f"{_HERE}.min_max:MinMax",
+    "bins": f"{_HERE}.bins:Bins",
+    "one_hot": f"{_HERE}.one_hot:OneHot",
+    "hashed": f"{_HERE}.hashed:Hashed",
+    "cross": f"{_HERE}.cross:Cross",
+    "join": f"{_HERE}.join:Join",
 }
 """Kind → `module:Class`."""
 
