@@ -16,7 +16,7 @@ from echelon.core.config import (
     ScheduleSection,
     SyncSection,
 )
-from echelon.core.errors import ConfigError, NonFiniteError
+from echelon.core.errors import NonFiniteError
 from echelon.core.types import Parallel
 
 from . import networks, trained
@@ -199,7 +199,26 @@ def test_one_trainer_apart_is_one_process(staleness: int | None) -> None:
     assert difference(trained.weights(built), expected) <= 1e-5
 
 
-def test_a_trained_parameter_cannot_be_another_one_in_each_trainer() -> None:
-    sync = SyncSection(skip_init=("*.weight",))
-    with pytest.raises(ConfigError, match=r"skip_init = '\*.weight': parameter .* is trained"):
-        strategy("parameter_server", comm=alone(), parallel=Parallel(sync=sync))
+def test_what_is_trained_begins_as_the_first_made_it_and_only_the_rest_can_be_left_alone() -> None:
+    def work(group: Served) -> list[Any]:
+        task = networks.task("mlp")
+        make = task.model
+
+        def different() -> nn.Module:
+            model = make()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(float(group.index + 1))
+            model.get_parameter("2.weight").requires_grad_(False)
+            return model
+
+        task.model = different
+        parallel = Parallel(sync=SyncSection(skip_init=("0.*", "2.weight")))
+        built = strategy("parameter_server", task, parallel=parallel, comm=group)
+        sums = torch.stack([p.detach().mean() for p in built.model.parameters()])
+        group.collective().sum_(sums)
+        return [sums.tolist(), *built.remarks()]
+
+    sums, remark = run(2, 1, work)
+    assert sums == [2.0, 2.0, 2.0, 2.0, 3.0, 2.0]
+    assert remark.startswith("sync.skip_init: '0.0.weight' is trained, and 1 more: it lives on")

@@ -36,6 +36,11 @@ def make_alike(model: nn.Module, collective: Copying, skip: Sequence[str]) -> No
     chosen = [
         tensor.detach()
         for tensor, its in names.items()
-        if tensor.numel() and not any(fnmatchcase(n, pattern) for n in its for pattern in skip)
+        if tensor.numel() and not left_alone(its, skip)
     ]
     collective.broadcast_(chosen)
+
+
+def left_alone(names: Sequence[str], skip: Sequence[str]) -> list[str]:
+    """Which of these names `skip` names, be it by a pattern."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in skip)]

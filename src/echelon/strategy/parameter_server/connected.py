@@ -7,7 +7,6 @@ a checkpoint    parameters and buffers from here, the optimizer's state from the
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
 import torch
@@ -23,13 +22,12 @@ from echelon.core.task import Task
 from echelon.core.types import Lease, Shard
 from echelon.data.sources import as_source
 from echelon.optim.build import penalised
-from echelon.strategy.alike import make_alike
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.checks import OWN_OPTIMIZER
 from echelon.strategy.parameter_server.judge import Judge, held_out
 from echelon.strategy.parameter_server.pushes import Pushes
 from echelon.strategy.parameter_server.rules import rules
-from echelon.strategy.replica import load_weights, trainable
+from echelon.strategy.replica import load_weights
 from echelon.strategy.tables import RowUpdates, remote_state
 
 
@@ -169,18 +167,6 @@ class Connected(AllReduce):
         self.shard = Shard(self._comm.index, self._comm.count)
         self._peers = self._comm.collective(device=self._numerics.device)
         self._lockstep = self._meets = False
-
-    def _place(self) -> None:
-        self._meet_members()
-        names, _ = trainable(self.model)
-        for pattern in self._parallel.sync.skip_init:
-            if name := next((name for name in names if fnmatchcase(name, pattern)), None):
-                raise ConfigError(
-                    f"sync.skip_init = {pattern!r}: parameter {name!r} is trained, so it lives on "
-                    f"the servers, once for all; only frozen ones and buffers can differ",
-                    ("sync", "skip_init"),
-                )
-        make_alike(self.model, self._peers, self._parallel.sync.skip_init)
 
     def _open_rows(self) -> RowUpdates:
         """Tables are the servers' from the start: their rows are made there."""

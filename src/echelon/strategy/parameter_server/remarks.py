@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.partition import Partition
 from echelon.core.types import Parallel
+from echelon.strategy.alike import left_alone
 
 OWN_STATISTICS = (
     "batch norm sees each trainer's own samples, for trainers make updates apart, and all evaluate "
@@ -22,6 +23,13 @@ def remarks(model: nn.Module, layout: Layout, parallel: Parallel, *, tables: boo
     section = parallel.servers
     if not section.together and parallel.sync.batch_norm == "synchronised" and _normalises(model):
         yield OWN_STATISTICS
+    trained = [slot.name for slot in layout.slots]
+    if skipped := left_alone(trained, parallel.sync.skip_init):
+        yield (
+            f"sync.skip_init: {skipped[0]!r} is trained"
+            f"{f', and {len(skipped) - 1} more' if skipped[1:] else ''}: it lives on the servers, "
+            f"the same for all, and begins as the first trainer made it"
+        )
     partition = Partition(layout, section.servers)
     idle = sum(not partition.ranges(shard) for shard in range(section.servers))
     if idle and not tables:
