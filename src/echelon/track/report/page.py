@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from pathlib import Path
 
 from echelon.core.html import Html, el, join
+from echelon.core.page import document, section
 from echelon.core.scale import Scale, step_scale
 from echelon.track.report import sections
 from echelon.track.report.chart import draw, hover_data
@@ -41,23 +40,8 @@ def page(contents: Contents) -> str:
         _data(contents, drawn, x),
         el("script", Html(script)),
     )
-    return "<!doctype html>\n" + el("html", _head(run.id, script), body, lang="en")
-
-
-def _head(title: str, script: str) -> Html:
     style = (_HERE / "style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # The page may load nothing, and run no script but the one it came with.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{title} · Echelon"),
-        el("style", Html(style)),
-    )
+    return document(run.id, body, style=style, script=script)
 
 
 def _header(contents: Contents) -> Html:
@@ -78,24 +62,24 @@ def _header(contents: Contents) -> Html:
 def _curves(drawn: list[Chart], x: Scale) -> Html:
     if not drawn:
         empty = el("p", "No figures were recorded.", class_="quiet")
-        return sections.section("Curves", empty)
+        return section("Curves", empty)
     major = [draw(chart, x) for chart in drawn if not chart.minor]
     minor = [draw(chart, x) for chart in drawn if chart.minor]
     rows = [el("div", join(row), class_="charts") for row in (major, minor) if row]
-    return sections.section("Curves", join(rows), note="by step")
+    return section("Curves", join(rows), note="by step")
 
 
 def _outcome(contents: Contents) -> Html:
     found = contents.outcome
     parts: list[Html] = []
     if found.fault is not None:
-        parts.append(sections.section("Held-out samples", el("p", found.fault, class_="quiet")))
+        parts.append(section("Held-out samples", el("p", found.fault, class_="quiet")))
     if found.confusion:
         count = sum(map(sum, found.confusion))
         note = f"{count:,} held-out samples · rows: actual, columns: predicted"
-        parts.append(sections.section("Confusion", confusion(found), note=note))
+        parts.append(section("Confusion", confusion(found), note=note))
     if found.samples:
-        parts.append(sections.section("Samples", sections.samples(found.samples, found.labels)))
+        parts.append(section("Samples", sections.samples(found.samples, found.labels)))
     return join(parts)
 
 
@@ -103,23 +87,23 @@ def _nodes(contents: Contents) -> Html | None:
     found = contents.run.summary.get("nodes")
     if not found:
         return None
-    return sections.section("Trainers and servers", *nodes(found))
+    return section("Trainers and servers", *nodes(found))
 
 
 def _events(contents: Contents) -> Html | None:
     if not contents.events:
         return None
     listed = sections.events(contents.events, contents.run.started)
-    return sections.section("Events", listed, note=f"{len(contents.events):,}")
+    return section("Events", listed, note=f"{len(contents.events):,}")
 
 
 def _details(contents: Contents) -> Html:
     run = contents.run
     copy = el("button", "Copy", type="button", id="copy", hidden=True)
-    left = sections.section("Config", copy, sections.config(run.config), kind="config")
+    left = section("Config", copy, sections.config(run.config), kind="config")
     right = el(
         "div",
-        *(sections.section(title, facts) for title, facts in sections.facts(run)),
+        *(section(title, facts) for title, facts in sections.facts(run)),
     )
     return el("div", left, right, class_="details")
 

@@ -43,11 +43,6 @@ _MACHINE_FACTS = {
 _BYTES = ("memory", "disk_free")
 
 
-def section(title: str, *inside: Html | None, note: str | None = None, kind: str = "") -> Html:
-    head = el("h2", title, el("small", note) if note else None)
-    return el("section", head, join(tuple(inside)), class_=kind or None)
-
-
 def facts(run: Run) -> Iterator[tuple[str, Html]]:
     """What was run and on what, as far as it is known."""
     machine = run.facts.get("environment", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from echelon.core.figures import figure, short
 from echelon.core.html import Html, el, join
+from echelon.core.page import tile
 from echelon.track.records import Best, Run
 from echelon.track.text import duration
 
@@ -36,13 +37,13 @@ def tiles(run: Run) -> Html:
         named[f"best {_words(run.best.metric)}"] = run.best.value
     order = sorted(named, key=lambda name: ("loss" in name, not name.startswith("best")))
     parts = [
-        _tile(name, figure(named[name]), "result" if name == order[0] else None)
+        tile(name, figure(named[name]), "result" if name == order[0] else None)
         for name in order[:3]
     ]
     samples = run.summary.get("samples")
     if samples and run.seconds:
-        parts.append(_tile("samples/s", short(samples / run.seconds)))
-    parts += [_tile("steps", f"{run.steps:,}"), _tile("time", duration(run.seconds))]
+        parts.append(tile("samples/s", short(samples / run.seconds)))
+    parts += [tile("steps", f"{run.steps:,}"), tile("time", duration(run.seconds))]
     return el("div", join(parts), class_="tiles")
 
 
@@ -61,10 +62,6 @@ def _amount(run: Run) -> str:
     if run.status == "done" and epochs and total and run.steps >= total:
         return f"{epochs} epoch" + ("s" if epochs != 1 else "")
     return f"{run.steps:,} step" + ("s" if run.steps != 1 else "")
-
-
-def _tile(name: str, value: str, kind: str | None = None) -> Html:
-    return el("div", el("b", value), el("span", name), class_=kind)
 
 
 def _words(metric: str) -> str:
