@@ -138,3 +138,18 @@ def test_a_frozen_trainer_is_out_and_comes_back_to_a_closed_door() -> None:
 
         found = held.run(2, body, besides=besides, started=pids.append)
     assert found == ["applied", "closed"]
+
+
+def test_a_trainer_that_was_given_up_finds_that_others_went_on_without_it() -> None:
+    """It is no fault of the run: it may come back as another member."""
+    with fleet(1) as held:
+        servers = held.trainer(1)
+        try:
+            job = Job(servers, 1)
+            job.begin(1, [1])
+            servers.enter(2, [0, 1])
+            for again in (lambda: servers.enter(1, [1]), lambda: servers._again(0)):
+                with pytest.raises(PeerError, match="generation 1 is over: this is generation 2"):
+                    again()
+        finally:
+            servers.close()

@@ -95,12 +95,17 @@ class Servers:
         """Take part in a generation; pushes of older ones are void from here on."""
         self._entered = {"generation": generation, "members": list(members)}
         self._request = None
-        self._insist(
-            lambda: self._gate.ask(
-                Kind.ENTER, self._entered, what=f"entering generation {generation}"
-            )
-        )
+        self._insist(lambda: self._announce(self._gate))
         self._generation = generation
+
+    def _announce(self, gate: Link) -> None:
+        what = f"entering generation {self._entered['generation']}"
+        try:
+            gate.ask(Kind.ENTER, self._entered, what=what)
+        except PeerError:
+            raise
+        except TrainingError as error:  # refused: the others went on without this trainer
+            raise PeerError(str(error)) from None
 
     def ready(self, at: int) -> None:
         """`slots[at]` is final: it may be on its way."""
@@ -257,7 +262,7 @@ class Servers:
             assert self._rooms is not None
             self._rooms.show(link, self._plan.partition)
             if shard == 0 and self._generation:
-                link.ask(Kind.ENTER, self._entered, what="entering again")
+                self._announce(link)
         except BaseException:
             link.close()
             raise
