@@ -52,10 +52,7 @@ class Feature(Section):
         """Every column it wants to see: add those that other settings name, such as labels."""
         return self.sources
 
-    def makes(
-        self,
-        names: Mapping[str, pa.DataType],  # noqa: ARG002 (kinds may look at them)
-    ) -> dict[str, pa.DataType]:
+    def makes(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
         """The columns it will make, and their types as far as they are known."""
         return {self.name: MADE}
 
@@ -80,11 +77,7 @@ class Feature(Section):
         """
         raise AssertionError(self.kind, at, partials, len(learnt), scratch)
 
-    def refused(
-        self,
-        block: Columns,  # noqa: ARG002 (most kinds take every row)
-        learnt: Learnt,  # noqa: ARG002
-    ) -> Mapping[int, str]:
+    def refused(self, block: Columns, learnt: Learnt) -> Mapping[int, str]:
         """Rows that cannot be encoded, and why: they go to the quarantine."""
         return {}
 
