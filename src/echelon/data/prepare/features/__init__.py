@@ -16,6 +16,7 @@ FEATURES: Mapping[str, str] = {
     "bins": f"{_HERE}.bins:Bins",
     "one_hot": f"{_HERE}.one_hot:OneHot",
     "hashed": f"{_HERE}.hashed:Hashed",
+    "target": f"{_HERE}.target:Target",
     "cross": f"{_HERE}.cross:Cross",
     "join": f"{_HERE}.join:Join",
 }
