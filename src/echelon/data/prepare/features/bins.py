@@ -30,16 +30,10 @@ class Bins(NumberFeature):
 
     passes: ClassVar[int] = 1
 
-    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:  # noqa: ARG002
+    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         return partial(self.matrix(block).T)
 
-    def learn(
-        self,
-        at: int,  # noqa: ARG002
-        partials: Iterable[Learnt],
-        learnt: Learnt,  # noqa: ARG002
-        scratch: Path,  # noqa: ARG002
-    ) -> Learnt:
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         summaries = sketches(partials)
         if not summaries or not all(len(summary.values) for summary in summaries):
             names = ", ".join(self.sources)

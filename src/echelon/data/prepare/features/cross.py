@@ -39,7 +39,7 @@ class Cross(CategoryFeature):
     def makes(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
         return super().makes(names) if self.buckets else {self.name: pa.large_utf8()}
 
-    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:  # noqa: ARG002
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         columns = self.columns(block)
         if self.buckets is None:
             texts = [column.cast(pa.large_utf8()) for column in columns]

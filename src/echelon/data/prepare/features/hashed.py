@@ -34,7 +34,7 @@ class Hashed(CategoryFeature):
     """[N] or [N, sources] numbers; or rows of `buckets` columns that are how often each occurs."""
     seed: int = 0
 
-    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:  # noqa: ARG002
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         found = [
             buckets(bits(column), self.buckets, key(_TAG, self.seed, at))
             for at, column in enumerate(self.columns(block))

@@ -25,7 +25,7 @@ class Join(Feature):
         super().check(names)
         named(self)
 
-    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:  # noqa: ARG002
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         parts = [self._part(name, block) for name in self.sources]
         dense = [part for part in parts if not isinstance(part, Sparse)]
         if len(dense) == len(parts):

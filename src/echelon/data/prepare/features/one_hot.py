@@ -44,16 +44,10 @@ class OneHot(CategoryFeature):
 
     passes: ClassVar[int] = 1
 
-    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:  # noqa: ARG002
+    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         return count(self.columns(block))
 
-    def learn(
-        self,
-        at: int,  # noqa: ARG002
-        partials: Iterable[Learnt],
-        learnt: Learnt,  # noqa: ARG002
-        scratch: Path,  # noqa: ARG002
-    ) -> Learnt:
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         found = learn_categories(self.sources, partials, self.at_least, self.size)
         if not sum(sizes(found)):
             names = ", ".join(self.sources)

@@ -24,19 +24,13 @@ class Scaled(NumberFeature):
 
     passes: ClassVar[int] = 1
 
-    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:  # noqa: ARG002
+    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         values = self.matrix(block)
         moments = Moments((values.shape[1],))
         moments.add(values)
         return {"moments": moments.state()}
 
-    def learn(
-        self,
-        at: int,  # noqa: ARG002
-        partials: Iterable[Learnt],
-        learnt: Learnt,  # noqa: ARG002
-        scratch: Path,  # noqa: ARG002
-    ) -> Learnt:
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         moments: Moments | None = None
         for partial in partials:
             moments = moments or Moments(partial["moments"].shape[1:])

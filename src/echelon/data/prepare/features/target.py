@@ -78,13 +78,7 @@ class Target(CategoryFeature):
             found |= _partial(str(number), fold * size + codes[there], self.folds * size, y)
         return found
 
-    def learn(
-        self,
-        at: int,
-        partials: Iterable[Learnt],
-        learnt: Learnt,
-        scratch: Path,  # noqa: ARG002
-    ) -> Learnt:
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         if at == 0:
             return self._named(learn_categories(self.sources, partials))
         width = _width(learnt)
