@@ -12,7 +12,7 @@ from .ps_job import BATCH, LR, TRAINERS, Finding, Job, Ticks
 from .work import LOG_EVERY, SEED, loss_after
 
 
-def train(job: Job, plane: str) -> Finding:
+def train(job: Job, plane: str, weights: str = "pinned") -> Finding:
     work, ticks = job.work(), Ticks(job.ticks)
 
     def forward(model: nn.Module, batch: Any) -> Any:
@@ -30,7 +30,7 @@ def train(job: Job, plane: str) -> Finding:
         task,
         strategy="parameter_server",
         workers=TRAINERS,
-        parameter_server={"staleness": None, "plane": plane},
+        parameter_server={"staleness": None, "plane": plane, "weights": weights},
         batch_size=BATCH,
         steps=TRAINERS * job.total,
         optimizer={"name": "sgd", "lr": LR},

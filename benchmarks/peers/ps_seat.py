@@ -20,6 +20,12 @@ def echelon(job: Job) -> Finding:
     return side.train(job, "memory")
 
 
+def echelon_live(job: Job) -> Finding:
+    from . import ps_echelon as side
+
+    return side.train(job, "memory", weights="live")
+
+
 def echelon_tcp(job: Job) -> Finding:
     from . import ps_echelon as side
 
@@ -65,7 +71,7 @@ def ray(job: Job) -> Finding:
 SIDES: dict[str, Callable[[Job], Finding]] = {
     side.__name__: side
     for side in (
-        *(echelon, echelon_tcp, ceiling),
+        *(echelon, echelon_live, echelon_tcp, ceiling),
         *(tensorflow, tensorflow_10, torch_rpc, torch_rpc_cma, ray),
     )
 }

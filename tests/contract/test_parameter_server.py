@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -176,9 +176,13 @@ def test_an_update_that_is_not_finite_in_one_trainer_is_refused_by_all() -> None
     assert version == "1"
 
 
-@pytest.mark.parametrize("staleness", [None, 0, 2])
-def test_one_trainer_apart_is_one_process(staleness: int | None) -> None:
-    section = ParameterServerSection(staleness=staleness, quorum=1)
+@pytest.mark.parametrize(
+    ("staleness", "held"), [(None, "pinned"), (0, "pinned"), (2, "pinned"), (None, "live")]
+)
+def test_one_trainer_apart_is_one_process(
+    staleness: int | None, held: Literal["pinned", "live"]
+) -> None:
+    section = ParameterServerSection(staleness=staleness, quorum=1, weights=held)
     case = ("mlp", "adam", ClipSection(norm=0.05), 2, "cosine")
     expected = train(case)
     comm = alone(2)

@@ -39,7 +39,8 @@ class Holding:
         self.partition = Partition(self.layout, shards)
         self.together = self._is_together()
         self.replicated = bool(self.rules.get("replicas", 0))
-        self.segment = lender(self.layout.bytes) if self.together and not self.replicated else None
+        seen = (self.together or self.rules.get("live") is True) and not self.replicated
+        self.segment = lender(self.layout.bytes) if seen else None
         weights = None
         if self.segment is not None:
             room = Room(self.layout, self.segment.tensor)

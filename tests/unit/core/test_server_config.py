@@ -172,3 +172,22 @@ def test_updates_are_judged_by_held_out_samples() -> None:
         strategy.check_task(judged, task)
     task.valid = {"x": [1.0]}
     strategy.check_task(judged, task)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({}, "staleness"),
+        ({"staleness": 1, "quorum": 2}, "quorum"),
+        ({"staleness": 1, "replicas": 1}, "replicas"),
+        ({"staleness": 1, "compensate": 0.1}, "compensate"),
+        ({"staleness": 1, "merit": {"policy": "reject"}}, "merit"),
+        ({"staleness": 1, "plane": "tcp"}, "plane"),
+    ],
+)
+def test_live_weights_are_for_trainers_of_one_machine_that_need_no_version(
+    section: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"weights = 'live' does not go with this {key}"):
+        job(weights="live", **section)
+    assert job(weights="live", staleness="none").parameter_server.weights == "live"

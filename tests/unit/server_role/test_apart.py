@@ -13,7 +13,7 @@ from tests.unit.server_role.model import SAMPLES, Alone, Job, close
 from echelon.comm.servers.servers import Servers
 from echelon.core.config import OptimizerSection
 
-STEPS = 12
+STEPS, DEADLINE = 12, 20.0
 ADAGRAD = OptimizerSection(name="adagrad", lr=0.05)
 
 
@@ -53,15 +53,17 @@ def gone_through(
     }
 
 
-@pytest.mark.parametrize("plane", ["memory", "tcp"])
+@pytest.mark.parametrize("plane", ["memory", "live", "tcp"])
 @pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2), (None, 2)])
 def test_updates_have_one_order_on_all_shards_and_are_never_too_old(
     plane: str, staleness: int | None, shards: int
 ) -> None:
     trainers = 3
+    rules: dict[str, Any] = {"staleness": staleness, "quorum": 1, "live": plane == "live"}
+    plane = "memory" if plane == "live" else plane
 
     def body(servers: Servers, member: int) -> Any:
-        return gone_through(servers, member, trainers, staleness=staleness, quorum=1)
+        return gone_through(servers, member, trainers, **rules)
 
     with fleet(shards) as held:
         found = held.run(trainers, body, plane=plane)
@@ -110,3 +112,21 @@ def test_one_trainer_asynchronously_is_a_single_process() -> None:
     for step in range(STEPS):
         alone.step([(step, 0)])
     assert close(found, alone.weights())
+
+
+def test_live_weights_change_under_whoever_computes_with_them() -> None:
+    def body(servers: Servers, member: int) -> Any:
+        job = Job(servers, member, staleness=None, quorum=1, live=True)
+        job.begin(1, range(2))
+        before = servers.weights[0].clone()
+        if member == 0:
+            servers.rest()
+            until = time.monotonic() + DEADLINE
+            while servers.weights[0].equal(before) and time.monotonic() < until:
+                time.sleep(0.002)
+        else:
+            job.step(0)
+        return not servers.weights[0].equal(before)
+
+    with fleet(2) as held:
+        assert held.run(2, body) == [True, True]

@@ -60,6 +60,10 @@ class ParameterServerSection(Section):
     one."""
     plane: Literal["auto", "memory", "tcp"] = "auto"
     """How gradients and weights travel; `auto`: shared memory on one machine, TCP between them."""
+    weights: Literal["pinned", "live"] = "pinned"
+    """`pinned`: a trainer computes on the weights of one version. `live`: on the servers' own
+    memory, where that is on its machine: nothing is copied, but others' updates may come in the
+    middle of a step, as in Hogwild."""
     address: str = "127.0.0.1"
     """Where the servers listen; trainers of other machines need one that they can reach."""
     compensate: NonNegativeFloat = 0.0
@@ -95,6 +99,7 @@ class ParameterServerSection(Section):
                 raise SettingError(
                     f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
                 )
+        self._can_live()
         dialled("parameter_server", self.address)
         if self.plane == "memory" and self.address != "127.0.0.1":
             raise SettingError(
@@ -104,6 +109,28 @@ class ParameterServerSection(Section):
                 "plane",
             )
         return self
+
+    def _can_live(self) -> None:
+        """Live weights are those of no version: nothing that needs one goes with them."""
+        if self.weights == "pinned":
+            return
+        against = {
+            "staleness": self.staleness == 0,
+            "quorum": self.quorum not in (None, 1),
+            "replicas": self.replicas > 0,
+            "compensate": self.compensate > 0,
+            "merit": self.merit.policy != "none",
+            "plane": self.plane == "tcp",
+        }
+        for key, given in against.items():
+            if given:
+                raise SettingError(
+                    f"parameter_server.weights = 'live' does not go with this {key}: it is for "
+                    f"trainers of one machine that each make updates of their own, without twins, "
+                    f"compensation or merit",
+                    "weights",
+                    key,
+                )
 
 
 def _told(staleness: int | None) -> str:

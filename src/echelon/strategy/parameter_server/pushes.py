@@ -12,6 +12,9 @@ from torch import Tensor
 from echelon.comm.servers.servers import Servers
 from echelon.optim import gradients
 
+_PIECE = 1 << 18
+"""Values copied at a time: their norm is taken while they are in the cache."""
+
 
 class Filled(NamedTuple):
     """What is in the slots once all gradients are."""
@@ -30,6 +33,9 @@ class Pushes:
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._slots = servers.slots
+        self._pieces = [
+            slot.view(-1).split(_PIECE) if slot.is_contiguous() else () for slot in servers.slots
+        ]
         self._begun: list[float] = []
         self._norms: list[Tensor] = []
         self._put: set[int] = set()
@@ -41,8 +47,15 @@ class Pushes:
 
     def put(self, at: int, gradient: Tensor) -> None:
         """The gradient of parameter `at` is final: it is looked at while it is in the cache."""
-        self._slots[at].copy_(gradient)
-        self._norms.append(gradients.global_norm([gradient]))
+        pieces = self._pieces[at]
+        if pieces and gradient.is_cpu and gradient.is_contiguous():
+            parts = gradient.detach().view(-1).split(_PIECE)
+            for slot, part in zip(pieces, parts, strict=True):
+                slot.copy_(part)
+                self._norms.append(gradients.global_norm([part]))
+        else:
+            self._slots[at].copy_(gradient)
+            self._norms.append(gradients.global_norm([gradient]))
         self._put.add(at)
         self._servers.ready(at)
 

@@ -20,6 +20,7 @@ def rules(numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()
         "quorum": section.quorum or ("all" if section.together else 1),
         "together": section.together,
         "replicas": section.replicas,
+        "live": section.weights == "live",
         "compensate": section.compensate,
         "scale": section.scale,
         "merit": section.merit.policy,
