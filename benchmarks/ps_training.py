@@ -7,7 +7,8 @@ gradients there and of weights back at every step, with little to compute for it
     tensorflow   ParameterServerStrategy with its coordinator, one step or ten per call
     torch_rpc    torch.distributed.rpc, one call per step, as torch chooses and over CMA
     ray          a server actor and trainer actors
-    echelon      `strategy=parameter_server`, staleness none, through shared memory; and over TCP
+    echelon      `strategy=parameter_server`, staleness none, through shared memory: live weights
+                 (what counts), or pinned ones, a copy per step; and over TCP
 
 Every process has one thread, all processes of a side share `--cores` cores. Every round of every
 side starts processes of its own; rounds of all sides take turns. Steps are counted in the trainers
@@ -36,7 +37,7 @@ from loop import DATA, LEARNT, Rates, names
 from peers.crew import SideFailed, play
 from peers.ps_seat import SIDES, installed
 
-OURS, TCP, CEILING = "echelon", "echelon_tcp", "ceiling"
+OURS, TCP, CEILING = "echelon_live", "echelon_tcp", "ceiling"
 SETTINGS = {
     "ceiling": [CEILING],
     "tensorflow": ["tensorflow", "tensorflow_10"],

@@ -14,7 +14,7 @@ import torch
 from .ps_job import Finding, Job
 
 
-def echelon(job: Job) -> Finding:
+def echelon_pinned(job: Job) -> Finding:
     from . import ps_echelon as side
 
     return side.train(job, "memory")
@@ -71,7 +71,7 @@ def ray(job: Job) -> Finding:
 SIDES: dict[str, Callable[[Job], Finding]] = {
     side.__name__: side
     for side in (
-        *(echelon, echelon_live, echelon_tcp, ceiling),
+        *(echelon_live, echelon_pinned, echelon_tcp, ceiling),
         *(tensorflow, tensorflow_10, torch_rpc, torch_rpc_cma, ray),
     )
 }
