@@ -45,6 +45,8 @@ def _explained(kind: type[Section], fault: Mapping[str, Any], inside: KeyPath, a
         choices = sorted(field.alias or name for name, field in fields.items())
         hint = _hint(str(inside[-1]), choices)
         return f"key {key!r} is unknown{hint} (choices: {', '.join(choices)})"
+    if fault["type"] == "missing":
+        return f"key {key!r} is missing"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     value, rule, hint = fault["input"], str(fault["msg"]), ""

@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from echelon.core.config.base import Section
 from echelon.core.errors import DataError, unknown
@@ -65,11 +65,6 @@ class Input(Section):
     """How many features a libsvm file has at most."""
     zero_based: bool = False
     """Whether the features of a libsvm file count from 0."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_path(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from echelon.core.config.base import Contradiction, Section, SettingError
 from echelon.core.config.checked import checked
@@ -23,21 +25,6 @@ from echelon.data.prepare.step import Step
 Kinds = tuple[dict[str, Any], ...]
 SPLITS = ("train", "valid", "test")
 _SHARES = (0.8, 0.1, 0.1)
-
-
-def _listed(value: Any) -> Any:
-    """One input may stand for itself, and a path for an input."""
-    items = value if isinstance(value, list) else [value]
-    return [{"path": item} if isinstance(item, str) else item for item in items]
-
-
-def _known_splits(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    if not inputs:
-        raise SettingError("a recipe reads at least one input")
-    for one in inputs:
-        if one.split is not None and one.split not in SPLITS:
-            raise SettingError(unknown("split", one.split, SPLITS))
-    return inputs
 
 
 class Split(Section):
@@ -57,7 +44,9 @@ class Split(Section):
             raise SettingError(f"split.by = {self.by!r} {needs}", "column")
         if abs(sum(self.shares) - 1) > 1e-6:
             said = ", ".join(f"{share:g}" for share in self.shares)
-            raise SettingError(f"shares of train, valid and test are {said}: they must add up to 1")
+            raise SettingError(
+                f"shares of train, valid and test are {said}: they must add up to 1", "train"
+            )
         return self
 
     @property
@@ -103,7 +92,7 @@ class Write(Section):
 class Recipe(Section):
     """From raw files to shards."""
 
-    read: Annotated[tuple[Input, ...], BeforeValidator(_listed), AfterValidator(_known_splits)]
+    read: tuple[Input, ...]
     bad: Literal["quarantine", "refuse"] = "quarantine"
     """What becomes of records that cannot be read."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -155,9 +144,25 @@ def _kind(values: Mapping[str, Any], where: str, at: int) -> str:
     return kind
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, override and check; every fault is one line with file and line."""
-    return _built(overridden(read_document(path), overrides))
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """A recipe, and the document it was read from."""
+
+    recipe: Recipe
+    document: Document = dataclasses.field(default_factory=lambda: Document({}))
+
+    def where(self, path: KeyPath) -> str:
+        """`file:line: ` of what stands there."""
+        return self.document.where(path)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RecipeFile:
+    """Read, override and check; every fault is one line with file and line.
+
+    Inputs are looked for beside the recipe first, then where the program was called.
+    """
+    document = overridden(read_document(path), overrides)
+    return RecipeFile(_built(document).anchored(path.parent), document)
 
 
 def recipe_from(values: Mapping[str, Any]) -> Recipe:
@@ -167,7 +172,7 @@ def recipe_from(values: Mapping[str, Any]) -> Recipe:
 
 def _built(document: Document) -> Recipe:
     try:
-        recipe = checked(Recipe, document.values)
+        recipe = checked(Recipe, _listed(document.values))
         _checked_kinds(recipe)
     except ConfigError as error:
         about = error.paths if isinstance(error, Contradiction) else (error.path,)
@@ -175,7 +180,23 @@ def _built(document: Document) -> Recipe:
     return recipe
 
 
+def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One input may stand for itself, and a path for an input."""
+    read = values.get("read")
+    if not isinstance(read, str | dict | list):
+        return dict(values)
+    items = read if isinstance(read, list) else [read]
+    return {**values, "read": [{"path": i} if isinstance(i, str) else i for i in items]}
+
+
 def _checked_kinds(recipe: Recipe) -> None:
+    if not recipe.read:
+        raise ConfigError("read: a recipe reads at least one input", ("read",))
+    for at, one in enumerate(recipe.read):
+        if one.split is not None and one.split not in SPLITS:
+            raise ConfigError(
+                f"read.{at}: {unknown('split', one.split, SPLITS)}", ("read", at, "split")
+            )
     for where, check, rows in (
         ("clean", step_kind, recipe.clean),
         ("features", feature_kind, recipe.features),

@@ -1,0 +1,281 @@
+"""Preparing data, from the first byte read to the last rename.
+
+    blocks ── clean ──┬─ compare ─ clean …       each arrow: a map over all blocks, in any number
+                      plan                       of processes, its results taken in block order
+    look ─ learn ─ look … ── encode ── shards ── finish
+
+Every result lies on the desk when it is done. So a run that was ended, however, is gone on with by
+starting it again; what it writes does not depend on who did what, or how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from echelon.core.errors import DataError
+from echelon.data.prepare import learnt as learnt_files
+from echelon.data.prepare.blocks import Block, blocks
+from echelon.data.prepare.compare import drop_repeated
+from echelon.data.prepare.desk import Desk
+from echelon.data.prepare.learnt import Learnt, unpack
+from echelon.data.prepare.parse import infer
+from echelon.data.prepare.passes import LEARNT_FROM
+from echelon.data.prepare.plan import Cleaned, make_plan
+from echelon.data.prepare.pool import Pool, Task
+from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.scatter import STAGE as SCATTER
+from echelon.data.prepare.segments import Segment
+from echelon.data.prepare.splits import SPLITS
+from echelon.data.prepare.watch import Watch
+from echelon.data.prepare.work import SCHEMA, Work, block_to
+from echelon.data.shards.schema import Field, Schema, same_schema
+
+Facts = dict[str, Any]
+
+
+class Engine:
+    """One recipe on its way; `setting` is what each worker is given."""
+
+    def __init__(self, recipe: Recipe, desk: Desk, watch: Watch) -> None:
+        self.recipe = recipe
+        self.desk = desk
+        self._watch = watch
+        self.setting = {"recipe": recipe.values(), "desk": str(desk.root)}
+        self.work = Work(self.setting)
+
+    def open(self) -> Iterator[Block]:
+        """Find out what there is, and whether the recipe fits it; then the blocks, as they come."""
+        coming = iter(blocks(self.recipe.read))
+        if (self.desk.root / SCHEMA).exists():
+            _ = self.work.outline
+            return coming
+        seen: list[Block] = []
+        for block in coming:
+            seen.append(block)
+            schema = infer(block, self.recipe.columns)
+            if schema is not None:
+                self.desk.put(self.desk.root / SCHEMA, schema.serialize().to_pybytes())
+                _ = self.work.outline
+                return chain(seen, coming)
+        fault = next((f"{b.file}: {b.fault}" for b in seen if b.fault), "the inputs are empty")
+        raise DataError(f"there is nothing to prepare: {fault}")
+
+    def run(self, pool: Pool, coming: Iterator[Block]) -> None:
+        """All passes; what comes of them is on the desk."""
+        self._pool = pool
+        for segment in self.work.segments:
+            self._clean(segment, coming)
+        if self.desk.recall("plan") is None:
+            self._watch.began("plan", None)
+            self.desk.remember("plan", self._plan())
+        self._learn()
+        self._encode()
+        self._shards()
+
+    # ── cleaning ──────────────────────────────────────────────────────────────────────────────
+
+    def _clean(self, segment: Segment, coming: Iterator[Block]) -> None:
+        first = segment.number == 0
+        tasks = self._reading(coming) if first else self._cleaning(segment)
+        results = self._stage(segment.stage, "read" if first else "clean", tasks)
+        if segment.looks is not None:
+            self._learn_step(segment, results)
+        if segment.compares is not None:
+            self._compare(segment, results)
+        if not first:
+            self.desk.remove(self.work.segments[segment.number - 1].stage, "arrow")
+
+    def _reading(self, coming: Iterator[Block]) -> Iterator[Task]:
+        for block in coming:
+            message = {"do": "clean", "segment": 0, "number": block.number, "split": block.split}
+            told = f"{block.file}, from record {block.record}"
+            yield Task(told, message | {"block": block_to(block)}, block.data or b"")
+
+    def _cleaning(self, segment: Segment) -> Iterator[Task]:
+        for number, facts in enumerate(self._cleaned(0)):
+            message = {"do": "clean", "segment": segment.number, "number": number, "block": None}
+            yield Task(f"cleaning {facts['file']}", message | {"split": facts["split"]})
+
+    def _learn_step(self, segment: Segment, results: list[Facts]) -> None:
+        at = segment.looks
+        assert at is not None
+        step = self.work.steps[at]
+        numbers = [n for n, facts in enumerate(results) if facts["split"] in LEARNT_FROM]
+        for passed in range(self._passed("clean", at), step.looks):
+            stage = segment.stage
+            run: Iterator[Facts] = iter(())
+            if passed:
+                stage = f"{segment.stage}-look-{passed}"
+                message = {"do": "look-clean", "segment": segment.number, "at": passed}
+                tasks = (Task(f"{step.kind}", message | {"number": n}) for n in numbers)
+                run = self._run(stage, tasks, f"look for {step.kind}", len(numbers))
+            partials = self._partials(stage, "look", numbers, run)
+            known = self.work.learnt_of("clean", at)
+            found = step.learn(passed, partials, known, self.desk.stage("scratch"))
+            self._keep("clean", at, passed + 1, found, partials)
+
+    def _compare(self, segment: Segment, results: list[Facts]) -> None:
+        stage = f"{segment.stage}-drop"
+        if self.desk.recall(stage) is None:
+            self._watch.began("compare", None)
+            drop_repeated(self.work, segment, stage, [facts["rows"] for facts in results])
+            self.desk.remember(stage, True)
+
+    def _cleaned(self, segment: int) -> list[Facts]:
+        found: list[Facts] | None = self.desk.recall(self.work.segments[segment].stage)
+        assert found is not None, "cleaned before"
+        return found
+
+    # ── planning ──────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self) -> Any:
+        last = self.work.segments[-1]
+        known = []
+        for number, facts in enumerate(self._cleaned(last.number)):
+            gone: list[tuple[int, str]] = []
+            if last.compares is not None:
+                gone = self.desk.result(f"{last.stage}-drop", number) or []
+            rows = np.array([row for row, _ in gone], np.int64)
+            known.append(Cleaned(facts["rows"], facts["bytes"], facts["split"], rows))
+        return make_plan(self.recipe, self.desk, last.stage, known)
+
+    # ── features ──────────────────────────────────────────────────────────────────────────────
+
+    def _learn(self) -> None:
+        """Passes of features over train, as many at once as do not wait for one another."""
+        features, outline = self.work.features, self.work.outline
+        while True:
+            passed = [self._passed("feature", at) for at in range(len(features))]
+            ready = {at for at, feature in enumerate(features) if passed[at] >= feature.passes}
+            active = [
+                (at, passed[at])
+                for at in range(len(features))
+                if at not in ready and outline.ancestors({at}) <= ready
+            ]
+            if not active:
+                return
+            self._look(active)
+
+    def _look(self, active: list[tuple[int, int]]) -> None:
+        stage = "look-" + "-".join(f"{at}.{passed}" for at, passed in active)
+        plan = self.desk.recall("plan")
+        assert plan is not None, "planned before"
+        numbers = [number for number, rows in enumerate(plan["train"]) if rows]
+        kinds = ", ".join(dict.fromkeys(self.work.features[at].kind for at, _ in active))
+        message = {"do": "look", "active": active}
+        tasks = (Task(f"learning {kinds}", message | {"number": n}) for n in numbers)
+        run = self._run(stage, tasks, f"learn {kinds}", len(numbers))
+        for at, passed in active:
+            partials = self._partials(stage, f"look-{at}", numbers, run)
+            known = self.work.learnt_of("feature", at) if passed else {}
+            scratch = self.desk.stage(f"scratch-{at}")
+            found = self.work.features[at].learn(passed, partials, known, scratch)
+            self._keep("feature", at, passed + 1, found, partials)
+            self.desk.clear(scratch.name)
+        self.desk.clear(stage)
+
+    def _encode(self) -> None:
+        count = len(self._cleaned(-1))
+        tasks = (Task("encoding", {"do": "encode", "number": number}) for number in range(count))
+        self._stage(SCATTER, "encode", tasks, count)
+        if self.desk.recall("fields") is None:
+            self.desk.remember("fields", [f.to_json() for f in self._one_schema()])
+
+    def _one_schema(self) -> Schema:
+        found: Schema | None = None
+        for facts in self.desk.recall(SCATTER) or ():
+            here = tuple(Field.from_json(plain) for plain in facts["schema"])
+            if here and found is None:
+                found = here
+            elif here and found is not None:
+                same_schema(found, here, facts["file"])
+        if found is None:
+            raise DataError("no records are left to write: all of them were refused by features")
+        return found
+
+    def _shards(self) -> None:
+        pieces = self._pieces()
+        total, done = sum(len(shards) for shards in pieces.values()), 0
+        self._watch.began("write shards", total)
+        for split, shards in pieces.items():
+            tasks = (
+                Task(
+                    f"{split} shard {shard}",
+                    {"do": "shard", "split": split, "shard": shard, "number": shard, "pieces": its},
+                )
+                for shard, its in shards.items()
+            )
+            self._stage(f"shards-{split}", None, tasks, done=done)
+            done += len(shards)
+
+    def _pieces(self) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
+        """Split → shard → the batches that make it up."""
+        found: dict[str, dict[int, list[tuple[int, int, int]]]] = {name: {} for name in SPLITS}
+        for number, facts in enumerate(self.desk.recall(SCATTER) or ()):
+            for batch, (split, shard, rows) in enumerate(facts["pieces"]):
+                found[SPLITS[split]].setdefault(shard, []).append((number, batch, rows))
+        return {
+            name: {shard: shards[shard] for shard in sorted(shards)}
+            for name, shards in found.items()
+            if shards
+        }
+
+    # ── the map ───────────────────────────────────────────────────────────────────────────────
+
+    def _stage(
+        self,
+        stage: str,
+        what: str | None,
+        tasks: Iterable[Task],
+        total: int | None = None,
+        done: int = 0,
+    ) -> list[Facts]:
+        """All results of a map; known already if it was done before."""
+        known: list[Facts] | None = self.desk.recall(stage)
+        if known is None:
+            known = list(self._run(stage, tasks, what, total, done))
+            self.desk.remember(stage, known)
+        return known
+
+    def _run(
+        self,
+        stage: str,
+        tasks: Iterable[Task],
+        what: str | None,
+        total: int | None,
+        done: int = 0,
+    ) -> Iterator[Facts]:
+        self.desk.stage(stage)
+        if what is not None:
+            self._watch.began(what, total)
+        staged = (task._replace(message={**task.message, "stage": stage}) for task in tasks)
+        for facts in self._pool.map(staged):
+            if self.recipe.bad == "refuse" and facts.get("bad"):
+                raise DataError(facts["bad"])
+            done += 1
+            self._watch.advanced(done)
+            yield facts
+
+    def _partials(
+        self, stage: str, suffix: str, numbers: list[int], run: Iterator[Facts]
+    ) -> Iterator[Learnt]:
+        """What blocks said, one after the other, as soon as they have."""
+        for number in numbers:
+            next(run, None)
+            yield unpack(self.desk.path(stage, number, suffix).read_bytes())
+
+    def _passed(self, what: str, at: int) -> int:
+        return self.desk.recall(f"learnt/{what}-{at}") or 0
+
+    def _keep(
+        self, what: str, at: int, passed: int, found: Learnt, partials: Iterator[Learnt]
+    ) -> None:
+        for _ in partials:  # a kind need not have asked for all of them
+            pass
+        name = f"{what}-{at}"
+        learnt_files.save(self.desk.stage("learnt") / f"{name}-{passed}", found)
+        self.desk.remember(f"learnt/{name}", passed)

@@ -1,0 +1,190 @@
+"""The last steps: manifests, what was learnt, what was taken out, and everything into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from echelon.core.errors import DataError
+from echelon.data.prepare import learnt
+from echelon.data.prepare.desk import Desk
+from echelon.data.prepare.engine import Engine
+from echelon.data.prepare.inputs import Source
+from echelon.data.prepare.learnt import unpack
+from echelon.data.prepare.prepared import FILE, FORMAT, LEARNT, QUARANTINE, VERSION
+from echelon.data.prepare.quarantine import added
+from echelon.data.prepare.scatter import STAGE as SCATTER
+from echelon.data.prepare.shard import OUT, name_of
+from echelon.data.prepare.splits import SPLITS
+from echelon.data.prepare.work import Work
+from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry
+from echelon.data.shards.schema import Field
+from echelon.data.shards.statistics import Statistics
+
+_PIECE = 1 << 20
+
+
+def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, Any]:
+    """Write what describes the shards; the facts are those of prepared.json."""
+    work, desk = engine.work, engine.desk
+    out = desk.stage(OUT)
+    splits = {name: _manifest(desk, name) for name in SPLITS if (out / name).is_dir()}
+    checksums = {f"{name}/{MANIFEST}": _sha256(out / name / MANIFEST) for name in splits}
+    for path in [_quarantine(work, out), *_learnt(work, out)]:
+        checksums[str(path.relative_to(out))] = _sha256(path)
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "recipe": _recipe(work),
+        "inputs": [_input(source) for source in sources],
+        "columns": {name: str(kind) for name, kind in work.outline.raw.items()},
+        "counts": _counts(work),
+        "splits": {name: _told(manifest) for name, manifest in splits.items()},
+        "learnt": sorted(path.name for path in (out / LEARNT).iterdir()),
+        "checksums": checksums,
+        "digest": digest,
+    }
+    _write(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1).encode() + b"\n")
+    _sync(out)
+    return facts
+
+
+def into_place(desk: Desk, folder: Path) -> None:
+    """A reader sees what was there before, nothing, or all of the new."""
+    old = None
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    (desk.root / OUT).rename(folder)
+    _sync(folder.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _manifest(desk: Desk, split: str) -> Manifest:
+    schema = tuple(Field.from_json(plain) for plain in desk.recall("fields") or ())
+    statistics = Statistics(schema)
+    entries = []
+    for facts in desk.recall(f"shards-{split}") or ():
+        entry = ShardEntry.from_json(facts)
+        entries.append(entry)
+        number = int(entry.file.removeprefix("shard-").removesuffix(".arrow"))
+        assert entry.file == name_of(number)
+        path = desk.path(f"shards-{split}", number, "statistics")
+        statistics.merge(unpack(path.read_bytes()))
+    manifest = Manifest(schema, tuple(entries), statistics.summary())
+    folder = desk.root / OUT / split
+    _write(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
+    _sync(folder)
+    return manifest
+
+
+def _quarantine(work: Work, out: Path) -> Path:
+    """Block by block, each in the order of the steps."""
+    path = out / QUARANTINE
+    stages = [segment.stage for segment in work.segments] + [SCATTER]
+    with path.open("wb") as file:
+        for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
+            for stage in stages:
+                file.write(work.desk.path(stage, number, "jsonl").read_bytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def _learnt(work: Work, out: Path) -> list[Path]:
+    """What steps and features need to do the same to other records."""
+    (out / LEARNT).mkdir(exist_ok=True)
+    for what, rows in (("clean", work.steps), ("feature", work.features)):
+        for at in range(len(rows)):
+            known = work.learnt_of(what, at)
+            if known:
+                learnt.save(out / LEARNT / f"{what}-{at}", known)
+    files = sorted(path for path in (out / LEARNT).rglob("*") if path.is_file())
+    for path in files:
+        _sync(path)
+    return files
+
+
+def _recipe(work: Work) -> dict[str, Any]:
+    """As it was said, but for where the result is: a folder may be moved."""
+    values = work.recipe.values()
+    values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
+    return values
+
+
+def _input(source: Source) -> dict[str, Any]:
+    found = {"file": source.file, "format": source.format, "bytes": source.size}
+    return found | ({"split": source.split} if source.split else {})
+
+
+def _counts(work: Work) -> dict[str, Any]:
+    """What became of every record that was read."""
+    out: dict[str, int] = {}
+    done: dict[str, int] = {}
+    read = 0
+    for stage in [*(segment.stage for segment in work.segments), SCATTER]:
+        for facts in work.desk.recall(stage) or ():
+            added(out, facts["out"])
+            added(done, facts.get("counts", {}))
+            read += facts.get("read", 0)
+    written = {
+        name: sum(facts["rows"] for facts in work.desk.recall(f"shards-{name}") or ())
+        for name in SPLITS
+    }
+    kept = read - sum(out.values())
+    return {"read": read, "out": out, "changed": done, "kept": kept, "written": written}
+
+
+def _told(manifest: Manifest) -> dict[str, int]:
+    return {"rows": manifest.rows, "shards": len(manifest.shards), "bytes": manifest.bytes}
+
+
+def check_place(folder: Path, digest: str, *, overwrite: bool) -> bool:
+    """Whether the folder holds this very data already; refuses to touch anything else."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is a file; prepared data needs a folder")
+    if not any(folder.iterdir()):
+        return False
+    try:
+        known = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        same = known.get("digest") == digest
+    except FileNotFoundError:
+        raise DataError(f"{folder}: holds other files; prepare into a folder of its own") from None
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not same and not overwrite:
+        raise DataError(
+            f"{folder}: holds data of another recipe or of other inputs; "
+            f"say --overwrite (overwrite=True) to replace it"
+        )
+    return same and not overwrite
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    told = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            told.update(piece)
+    return told.hexdigest()

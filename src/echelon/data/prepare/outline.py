@@ -1,0 +1,103 @@
+"""A recipe held against the columns there are: what depends on what, and whether it all fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from echelon.core.errors import ConfigError, DataError, KeyPath, unknown
+from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.keys import key_columns
+from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.step import Step
+
+T = TypeVar("T")
+
+
+class Outline:
+    """Made before any work is done; refuses what cannot be done."""
+
+    def __init__(
+        self, recipe: Recipe, schema: pa.Schema, steps: Sequence[Step], features: Sequence[Feature]
+    ) -> None:
+        self._recipe = recipe
+        self._features = features
+        names = {field.name: field.type for field in schema}
+        for at, step in enumerate(steps):
+            names = _at(("clean", at), partial(step.check, names))
+        self.raw = dict(names)
+        """Columns after cleaning."""
+        self._check_columns()
+        self.parents = self._dependencies(names)
+        """For each feature those whose columns it reads."""
+        self.keys = key_columns(recipe, [one for one in features if one.sources[0] in self.raw])
+        self.wanted = {name for one in features for name in one.reads()} | set(recipe.keep)
+        """Columns that anybody reads after cleaning, made or raw."""
+
+    @property
+    def written(self) -> list[str]:
+        """The columns of shards that features make, in order."""
+        found: dict[str, None] = {}
+        for made in self._made:
+            found |= dict.fromkeys(name for name in made if not name.startswith("_"))
+        return list(found)
+
+    def ancestors(self, targets: set[int]) -> set[int]:
+        """The features that have to be encoded for these to see their columns."""
+        found: set[int] = set()
+        rest = list(targets)
+        while rest:
+            more = self.parents[rest.pop()] - found
+            found |= more
+            rest += more
+        return found
+
+    def _check_columns(self) -> None:
+        split, balance = self._recipe.split, self._recipe.balance
+        if split is not None and split.column is not None:
+            self._known("split", split.column, ("split", "column"))
+        if balance is not None:
+            self._known("balance", balance.column, ("balance", "column"))
+        for at, name in enumerate(self._recipe.keep):
+            self._known("keep", name, ("keep", at))
+
+    def _known(self, where: str, name: str, path: KeyPath) -> None:
+        if name not in self.raw:
+            raise ConfigError(f"{where}: {unknown('column', name, self.raw)}", path)
+
+    def _dependencies(self, names: dict[str, pa.DataType]) -> list[set[int]]:
+        maker: dict[str, int] = {}
+        parents: list[set[int]] = []
+        self._made: list[list[str]] = []
+        for at, feature in enumerate(self._features):
+            _at(("features", at), partial(feature.check, names))
+            parents.append({maker[name] for name in feature.reads() if name in maker})
+            made = feature.makes(names)
+            for name in made:
+                if name in maker and name not in feature.reads():
+                    raise ConfigError(
+                        f"features.{at}: column {name!r} is made by features.{maker[name]} already",
+                        ("features", at),
+                    )
+                if name in self._recipe.keep:
+                    raise ConfigError(
+                        f"features.{at}: column {name!r} is to be kept as it is; say another `to`",
+                        ("features", at),
+                    )
+            names |= made
+            maker |= dict.fromkeys(made, at)
+            self._made.append(list(made))
+        return parents
+
+
+def _at(path: KeyPath, check: Callable[[], T]) -> T:
+    """A fault found by this check stands at this place of the recipe."""
+    try:
+        return check()
+    except ConfigError as error:
+        raise ConfigError(error.message, (*path, *error.path)) from None
+    except DataError as error:
+        raise ConfigError(str(error), path) from None

@@ -1,0 +1,135 @@
+"""A folder of prepared data: its splits, its counts, and the features as they were learnt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from echelon.core.errors import DataError
+from echelon.data.prepare import learnt
+from echelon.data.prepare.columns import Columns, Values, take_all
+from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.learnt import Learnt
+from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.step import Step
+from echelon.data.prepare.work import stays
+from echelon.data.shards.manifest import Manifest, read_manifest
+
+FILE = "prepared.json"
+FORMAT = "echelon-prepared"
+VERSION = 1
+LEARNT = "learnt"
+QUARANTINE = "quarantine.jsonl"
+
+
+class Encoded(NamedTuple):
+    """New records, encoded."""
+
+    columns: dict[str, Values]
+    rows: NDArray[np.int64]
+    """Which of the records given each row is."""
+    refused: dict[int, str]
+    """Which of them have no row, and why."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `echelon data prepare` made."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+    """What prepared.json says."""
+    fresh: bool = True
+    """Whether it was made just now, and not found to be there already."""
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Records read, taken out at each step, and written."""
+        found: Mapping[str, Any] = self.facts["counts"]
+        return found
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.facts["splits"])
+
+    def path(self, split: str) -> Path:
+        """The folder of shards of a split."""
+        if split not in self.splits:
+            raise DataError(f"{self.folder}: has no split {split!r} ({', '.join(self.splits)})")
+        return self.folder / split
+
+    def manifest(self, split: str) -> Manifest:
+        return read_manifest(self.path(split))
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return Recipe.model_validate(self.facts["recipe"] | {"write": {"folder": self.folder.name}})
+
+    @cached_property
+    def _cleaning(self) -> list[tuple[Step, Learnt]]:
+        return [(step, self._learnt("clean", at)) for at, step in enumerate(self.recipe.steps())]
+
+    @cached_property
+    def _features(self) -> list[tuple[Feature, Learnt]]:
+        made = enumerate(self.recipe.made())
+        return [(feature, self._learnt("feature", at)) for at, feature in made]
+
+    def learnt(self, column: str) -> Learnt:
+        """What the feature that makes this column has learnt: classes, a vocabulary, …"""
+        for feature, known in reversed(self._features):
+            if feature.name == column:
+                return known
+        made = ", ".join(feature.name for feature, _ in self._features)
+        raise DataError(f"{self.folder}: no feature makes {column!r} (there are: {made})")
+
+    def encode(self, records: Mapping[str, Any] | pa.RecordBatch) -> Encoded:
+        """New records as the model knows them: cleaned and encoded as the training data was."""
+        batch = records if isinstance(records, pa.RecordBatch) else pa.record_batch(dict(records))
+        rows = np.arange(batch.num_rows)
+        reasons: dict[int, str] = {}
+        for step, known in self._cleaning:
+            done = step.clean(batch, known)
+            reasons |= {int(rows[row]): reason for row, reason in done.dropped}
+            rows = np.delete(rows, [row for row, _ in done.dropped])
+            batch = done.block
+        columns: Columns = {name: batch.column(name) for name in batch.schema.names}
+        for feature, known in self._features:
+            gone = feature.refused(columns, known)
+            if gone:
+                reasons |= {int(rows[row]): reason for row, reason in gone.items()}
+                left = stays(columns, gone)
+                rows, columns = rows[left], take_all(columns, left)
+            columns = {**columns, **feature.encode(columns, known)}
+        names = [field.name for field in self.manifest(self.splits[0]).schema]
+        return Encoded({name: columns[name] for name in names if name in columns}, rows, reasons)
+
+    def _learnt(self, what: str, at: int) -> Learnt:
+        folder = self.folder / LEARNT / f"{what}-{at}"
+        return learnt.load(folder) if folder.exists() else {}
+
+
+def open_prepared(folder: str | Path) -> Prepared:
+    """The prepared data in a folder; refuses what is none."""
+    path = Path(folder) / FILE
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{folder}: holds no prepared data: it has no {FILE}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise DataError(f'{path}: does not describe prepared data (no "format": "{FORMAT}")')
+    if facts.get("version") != VERSION:
+        raise DataError(
+            f"{path}: written by version {facts.get('version')} of the format; "
+            f"this program reads version {VERSION}"
+        )
+    return Prepared(Path(folder), facts, fresh=False)

@@ -1,0 +1,98 @@
+"""`prepare`: a recipe → a folder of shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from echelon.core.errors import ConfigError, DataError
+from echelon.data.prepare.desk import Claim
+from echelon.data.prepare.engine import Engine
+from echelon.data.prepare.finish import check_place, finish, into_place
+from echelon.data.prepare.inputs import Source, sources
+from echelon.data.prepare.pool import Alone, Pool, Workers
+from echelon.data.prepare.prepared import VERSION, Prepared, open_prepared
+from echelon.data.prepare.recipe import Recipe, RecipeFile, load_recipe, recipe_from
+from echelon.data.prepare.watch import Unwatched, Watch
+
+
+def prepare(
+    recipe: Recipe | RecipeFile | Mapping[str, Any] | str | Path,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> Prepared:
+    """Prepare data as a recipe says: one folder of shards per split, and what describes them.
+
+    `workers` is the number of processes, by default that of cores; what is written does not depend
+    on it. One that was ended, however, is gone on with by calling it again.
+    """
+    given = _read(recipe)
+    count = _cores() if workers is None else workers
+    if count < 1:
+        raise DataError(f"workers is {count}: it must be at least 1")
+    watch = watch or Unwatched()
+    try:
+        return _prepared(given.recipe, count, overwrite, watch)
+    except ConfigError as error:
+        raise ConfigError(given.where(error.path) + error.message, error.path) from None
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or given.recipe.write.folder}: {error.strerror}"
+        ) from None
+    finally:
+        watch.ended()
+
+
+def _read(recipe: Recipe | RecipeFile | Mapping[str, Any] | str | Path) -> RecipeFile:
+    if isinstance(recipe, RecipeFile):
+        return recipe
+    if isinstance(recipe, Recipe):
+        return RecipeFile(recipe)
+    if isinstance(recipe, Mapping):
+        return RecipeFile(recipe_from(recipe))
+    return load_recipe(Path(recipe))
+
+
+def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Prepared:
+    folder = Path(recipe.write.folder)
+    read = sources(recipe.read)
+    digest = _digest(recipe, read)
+    if check_place(folder, digest, overwrite=overwrite):
+        return open_prepared(folder)
+    claim = Claim(folder.with_name(f".{folder.name}.work"), digest)
+    done = False
+    try:
+        engine = Engine(recipe, claim.desk, watch)
+        coming = engine.open()
+        with closing(_pool(workers, engine.setting)) as pool:
+            engine.run(pool, coming)
+        facts = finish(engine, read, digest)
+        into_place(claim.desk, folder)
+        done = True
+        return Prepared(folder, facts)
+    finally:
+        claim.close(remove=done)
+
+
+def _pool(workers: int, setting: Mapping[str, Any]) -> Pool:
+    return Alone(setting) if workers == 1 else Workers(workers, setting)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _digest(recipe: Recipe, read: Sequence[Source]) -> str:
+    """What the result depends on: where it goes to is no part of it."""
+    values = recipe.values()
+    values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
+    files = [[one.file, one.format, one.size, one.stamp, one.split] for one in read]
+    plain = json.dumps([VERSION, values, files], sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()
