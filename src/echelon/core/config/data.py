@@ -19,6 +19,7 @@ Format = Literal[
     "idx",
     "images",
     "text",
+    "libsvm",
     "criteo",
     "movielens",
 ]

@@ -49,6 +49,10 @@ class Block:
     def split(self) -> str | None:
         return self.source.split
 
+    def locate(self, line: int) -> tuple[str, int]:
+        """File and line of the record that `Parsed.lines` has this number for."""
+        return (self.members[line - self.record][0], 1) if self.members else (self.file, line)
+
     def content(self) -> bytes:
         """Its bytes."""
         if self.data is not None:

@@ -38,7 +38,7 @@ def cut_text(
     source: Source, size: int, cut: Cut, head: Head = lambda _: Heading()
 ) -> Iterator[Block]:
     """The blocks of a file, and one for the rest if it is damaged or there is nothing in it."""
-    content = _Content(source)
+    content = Content(source.file)
     try:
         yield from _Cutter(source, size, cut, content).blocks(head)
     finally:
@@ -46,7 +46,7 @@ def cut_text(
 
 
 class _Cutter:
-    def __init__(self, source: Source, size: int, cut: Cut, content: _Content) -> None:
+    def __init__(self, source: Source, size: int, cut: Cut, content: Content) -> None:
         self._source = source
         self._size = size
         self._cut = cut
@@ -130,12 +130,12 @@ class _Cutter:
         )
 
 
-class _Content:
+class Content:
     """The content of a file, unpacked, as much at a time as is asked for."""
 
-    def __init__(self, source: Source) -> None:
-        self._file = remote.open_binary(source.file)
-        self._pieces = unpacked(self._file, packing(source.file))
+    def __init__(self, file: str) -> None:
+        self._file = remote.open_binary(file)
+        self._pieces = unpacked(self._file, packing(file))
         self.data = b""
         self.ended = False
         self.damage: str | None = None
@@ -158,6 +158,11 @@ class _Content:
     def take(self, size: int) -> bytes:
         taken, self.data = self.data[:size], self.data[size:]
         return taken
+
+    def exactly(self, size: int) -> bytes:
+        """The next bytes, fewer only at the end."""
+        self.fill(size)
+        return self.take(size)
 
     def skip_line(self) -> int:
         """Pass over bytes up to the end of a line; how many they were."""

@@ -111,7 +111,8 @@ def _sources(one: Input) -> Iterator[Source]:
                 f"(choices: {', '.join(FORMATS)})"
             )
         _known(one, kind)
-        yield Source(name, kind, one, size, stamp)
+        whole = kind == "text" and one.per == "file"
+        yield Source(name, "documents" if whole else kind, one, size, stamp)
 
 
 def _folder(one: Input, path: str, kind: str, files: list[Listed]) -> Iterator[Source]:
@@ -138,7 +139,9 @@ def members(
     if files is None:
         files = remote.listed(path) if remote.is_remote(path) else _local(path)
     suffixes = IMAGES if kind == "images" else TEXTS
-    chosen = [file for file in files if plain_name(Path(file[0])).endswith(suffixes)]
+    chosen = [
+        file for file in files if file[0] == path or plain_name(Path(file[0])).endswith(suffixes)
+    ]
     inner = [_inner(path, name) for name, _, _ in chosen]
     deep = [parts for parts in inner if len(parts) > 1]
     if deep and len(deep) < len(inner):

@@ -105,6 +105,16 @@ def spans(data: bytes, delimiter: str | None, odd: bool) -> Spans:
     return Spans(starts, trimmed, lines, np.zeros(len(starts), np.bool_))
 
 
+def nonblank(data: bytes, found: Spans) -> Spans:
+    """Without the records that are nothing but blanks."""
+    kept = np.ones(len(found.starts), np.bool_)
+    values = np.frombuffer(data, np.uint8)
+    for row in np.flatnonzero(values[found.starts] <= ord(" ")).tolist() if len(kept) else ():
+        kept[row] = bool(data[found.starts[row] : found.ends[row]].strip())
+    starts, ends, lines, broken = found
+    return Spans(starts[kept], ends[kept], lines[kept], broken[kept])
+
+
 def careful(data: bytes, delimiter: str | None, last: bool) -> Spans:
     """The same one by one, for text that does not keep to the rules."""
     rows = list(records(data, delimiter, last))

@@ -26,6 +26,7 @@ _READERS = {
     "idx": ("idx", "read_idx"),
     "images": ("images", "read_images"),
     "text": ("documents", "read_text"),
+    "libsvm": ("libsvm", "read_libsvm"),
     "shards": ("shards", "read_shards"),
     "criteo": ("criteo", "read_criteo"),
     "movielens": ("movielens", "read_movielens"),

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from echelon.core.errors import DataError
-from echelon.data.readers import documents, images
+from echelon.data.readers import documents, images, libsvm
 from echelon.data.readers.stream import plain_name
 from echelon.data.shards.manifest import MANIFEST
 
@@ -20,6 +20,7 @@ _BY_SUFFIX = {
     ".npy": "numpy",
     ".npz": "numpy",
     ".idx": "idx",
+    **dict.fromkeys(libsvm.SUFFIXES, "libsvm"),
     **dict.fromkeys(documents.SUFFIXES, "text"),
 }
 _IDX = re.compile(r"idx\d-u?byte$")

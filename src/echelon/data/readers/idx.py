@@ -19,7 +19,7 @@ from echelon.core.errors import DataError
 from echelon.data.readers.stream import CHUNK, COMPRESSED, Stream, open_stream
 from echelon.data.shards.encode import dense_array
 
-_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _BATCH = 64 << 20
 
 
@@ -66,9 +66,9 @@ class _Values:
         magic = stream.read(4)
         if not magic:
             raise DataError(f"{path}: empty")
-        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
+        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not magic[3]:
             raise DataError(f"{path}: not an idx file: its magic number is {magic.hex(' ')}")
-        self._dtype = np.dtype(_TYPES[magic[2]])
+        self._dtype = np.dtype(TYPES[magic[2]])
         sizes = stream.read(4 * magic[3])
         if len(sizes) < 4 * magic[3]:
             raise DataError(f"{path}: truncated within its header")

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from echelon.data.prepare.blocks import Block
-from echelon.data.prepare.parse.parsed import Bad, Parsed, shown
+from echelon.data.prepare.parse.parsed import Bad, Parsed, is_utf8, shown, valid
 
 _SHOWN = 60
 
@@ -63,4 +63,31 @@ def conform(
     batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     if wrong.any():
         batch, lines = batch.filter(pa.array(~wrong)), lines[~wrong]
-    return Parsed(batch, lines, sorted([*bad, *found], key=lambda one: one.line))
+    if found:
+        bad = sorted([*bad, *found], key=lambda one: one.line)
+    return Parsed(batch, lines, bad)
+
+
+def texts_are_text(
+    block: Block, columns: dict[str, Any], lines: NDArray[np.int64]
+) -> tuple[dict[str, Any], NDArray[np.int64], list[Bad]]:
+    """Without the records that have a text which is not UTF-8."""
+    broken = np.zeros(len(lines), np.bool_)
+    bad: list[Bad] = []
+    for name, column in columns.items():
+        if not _is_text(column.type) or valid(column):
+            continue
+        raw = column.cast(pa.large_binary()).to_pylist()
+        for row, value in enumerate(raw):
+            if value is not None and not broken[row] and not is_utf8(value):
+                broken[row] = True
+                reason = f"column {name!r} is not UTF-8"
+                bad.append(Bad(block.file, int(lines[row]), reason, shown(value)))
+    if broken.any():
+        kept = pa.array(~broken)
+        columns = {name: column.filter(kept) for name, column in columns.items()}
+    return columns, lines[~broken], bad
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError, unknown
@@ -56,14 +55,7 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
 
 
 def _spans(data: bytes) -> scan.Spans:
-    """Lines that are not blank."""
-    spans = scan.spans(data, None, False)
-    values = np.frombuffer(data, np.uint8)
-    kept = np.ones(len(spans.starts), np.bool_)
-    for row in np.flatnonzero(values[spans.starts] <= ord(" ")).tolist() if len(kept) else ():
-        kept[row] = bool(data[spans.starts[row] : spans.ends[row]].strip())
-    starts, ends, lines, broken = spans
-    return scan.Spans(starts[kept], ends[kept], lines[kept], broken[kept])
+    return scan.nonblank(data, scan.spans(data, None, False))
 
 
 def _read(data: bytes, wanted: pa.Schema) -> Any | None:

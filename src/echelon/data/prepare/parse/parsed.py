@@ -56,7 +56,7 @@ def shown(record: bytes | str, most: int = SHOWN) -> str:
 
 def empty(wanted: pa.Schema) -> Any:
     """No rows of these columns."""
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in wanted], schema=wanted)
 
 
 def whole_block(
