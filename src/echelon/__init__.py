@@ -16,22 +16,26 @@ __version__ = "0.1.0"
 _WHERE = {
     "EchelonError": "echelon.core.errors",
     "Job": "echelon.core.config",
+    "Prepared": "echelon.data.prepare.prepared",
     "Result": "echelon.loop.result",
     "Task": "echelon.core.task",
     "cross_entropy": "echelon.task.losses",
     "binary_cross_entropy": "echelon.task.losses",
     "squared_error": "echelon.task.losses",
+    "prepare": "echelon.data.prepare.preparing",
     "train": "echelon.api",
 }
 
 __all__ = [
     "EchelonError",
     "Job",
+    "Prepared",
     "Result",
     "Task",
     "__version__",
     "binary_cross_entropy",
     "cross_entropy",
+    "prepare",
     "squared_error",
     "train",
 ]
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from echelon.core.config import Job
     from echelon.core.errors import EchelonError
     from echelon.core.task import Task
+    from echelon.data.prepare.prepared import Prepared
+    from echelon.data.prepare.preparing import prepare
     from echelon.loop.result import Result
     from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 

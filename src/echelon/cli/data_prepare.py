@@ -1,0 +1,91 @@
+"""`echelon data prepare`: from raw files to shards, as a recipe says."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli.arguments import command, say, split_arguments
+from echelon.core.errors import UserError
+
+if TYPE_CHECKING:
+    from echelon.data.prepare import Prepared
+
+INTERRUPTED = 130
+"""Preparing that was stopped is gone on with by starting it again."""
+
+Arguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RECIPE.yaml [KEY=VALUE]...",
+        show_default=False,
+        help="A recipe, and settings that go before it: write.folder=elsewhere seed=1",
+    ),
+]
+
+
+def prepare(
+    arguments: Arguments,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="Processes; as many as cores if not given."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what another recipe made.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON object on stdout.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Read, clean, split and encode data into shards; started again, it goes on where it was."""
+    file, overrides = split_arguments(arguments)
+    if file is None:
+        raise UserError("which recipe? echelon data prepare RECIPE.yaml")
+    from echelon.cli.data_progress import watch
+    from echelon.data.prepare import load_recipe
+    from echelon.data.prepare import prepare as make
+    from echelon.track.text import to_json, warn
+
+    recipe = load_recipe(file, overrides)
+    begun = time.monotonic()
+    try:
+        done = make(recipe, workers=workers, overwrite=overwrite, watch=watch(quiet=quiet))
+    except KeyboardInterrupt:
+        warn("stopped; the same command goes on from here")
+        raise typer.Exit(INTERRUPTED) from None
+    seconds = time.monotonic() - begun
+    say([to_json(_facts(done, seconds))] if as_json else _told(done, seconds))
+
+
+def _facts(done: Prepared, seconds: float) -> dict[str, object]:
+    return {
+        "folder": str(done.folder),
+        "fresh": done.fresh,
+        "seconds": round(seconds, 3),
+        "counts": done.counts,
+        "splits": done.facts["splits"],
+    }
+
+
+def _told(done: Prepared, seconds: float) -> list[str]:
+    """What was made of what, what was left out and where it is."""
+    from echelon.track.text import duration
+
+    counts = done.counts
+    if not done.fresh:
+        return [f"{done.folder}: is up to date: same recipe, same inputs"]
+    lines = [f"{done.folder}: {counts['read']:,} records read in {duration(seconds)}"]
+    for split, facts in done.facts["splits"].items():
+        shards = "1 shard" if facts["shards"] == 1 else f"{facts['shards']:,} shards"
+        lines.append(f"  {split:<6} {facts['rows']:>12,} records in {shards}")
+    out = sum(counts["out"].values())
+    if out:
+        reasons = ", ".join(f"{step}: {count:,}" for step, count in counts["out"].items())
+        where = os.path.relpath(done.folder / "quarantine.jsonl")
+        lines.append(f"  left out {out:>10,} ({reasons}); each with its reason in {where}")
+    lines.append(f"next:     {command()} data inspect {done.folder}")
+    return lines
