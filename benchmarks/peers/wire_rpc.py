@@ -16,8 +16,10 @@ from .wire_work import LR, NUMBERS, REQUEST, touched
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "cma": {"_transports": ["uv"], "_channels": ["cma", "basic"]},
+    "tcp": {"_transports": ["uv"], "_channels": ["basic"]},
 }
-"""How tensors travel: as torch chooses, or read from the other's memory by one system call."""
+"""How tensors travel: as torch chooses, read from the other's memory by one system call, or over
+TCP as between hosts."""
 _SERVER = "server"
 _weights: list[Tensor] = []
 """The server's: functions called from elsewhere have no other place for them."""

@@ -29,6 +29,7 @@ SIDES: dict[str, tuple[str, str, list[Any], list[Any]]] = {
     "grpc": ("wire_grpc", "Caller", [], []),
     "torch_rpc": ("wire_rpc", "Caller", ["default"], ["default"]),
     "torch_rpc cma": ("wire_rpc", "Caller", ["cma"], ["cma"]),
+    "torch_rpc tcp": ("wire_rpc", "Caller", ["tcp"], ["tcp"]),
 }
 """Module, its caller, and what server and caller are given."""
 ALONE = {"copy", "step sgd", "step adam", "rows bare"}
