@@ -71,7 +71,7 @@ def filled(values: Matrix, stand_in: NDArray[np.float64]) -> Matrix:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Sums that BLAS adds up in one order, however many threads a process has."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, "blas"):
         yield
