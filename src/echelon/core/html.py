@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TypeAlias
 
-_VOID = frozenset({"meta", "br", "hr", "link"})
+_VOID = frozenset({"meta", "br", "hr", "img", "link"})
 
 
 class Html(str):

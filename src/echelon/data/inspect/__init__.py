@@ -1,0 +1,77 @@
+"""Looking at data before anything is done with it.
+
+path ── sources ── batches ─┬─ look: columns, in threads, while the next batch is read
+                            └─ a few examples
+                                     └── Profile ── terminal, JSON, HTML
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from echelon.core.errors import DataError, unknown
+from echelon.data.inspect.html import write_html
+from echelon.data.inspect.look import Looking
+from echelon.data.inspect.profile import PartProfile, Profile
+from echelon.data.inspect.sources import Source, sources
+from echelon.data.inspect.verify import verify
+
+__all__ = ["Profile", "inspect", "verify", "write_html"]
+
+USUAL = ("label", "target", "y", "class")
+"""What the column to predict is called where nobody says."""
+
+
+def inspect(
+    path: str | Path,
+    format: str = "auto",
+    *,
+    label: str | None = None,
+    examples: int = 5,
+    told: Callable[[int], None] = lambda _: None,
+    **options: Any,
+) -> Profile:
+    """A profile of any file or folder that can be read, in one pass and flat memory.
+
+    `label` names the column of classes, which is found by its name if it has a usual one;
+    `options` are those of the format's reader; `told` hears how many records are done.
+    """
+    begin = time.monotonic()
+    parts = tuple(
+        _look(source, label, examples, told)
+        for source in sources(Path(path).expanduser(), format, options)
+    )
+    return Profile(str(path), parts, time.monotonic() - begin)
+
+
+def _look(
+    source: Source, label: str | None, examples: int, told: Callable[[int], None]
+) -> PartProfile:
+    looking = Looking(examples)
+    with closing(source.batches()) as batches:
+        looking.look(batches, told)
+    columns = looking.columns()
+    names = [column.name for column in columns]
+    if label is not None and label not in names:
+        where = source.paths[0]
+        raise DataError(f"{where}: {unknown('label column', label, names)}")
+    files = source.files()
+    return PartProfile(
+        name=source.name,
+        format=source.format,
+        files=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+        records=looking.records,
+        columns=columns,
+        label=label or _label(names),
+        examples=looking.examples(),
+    )
+
+
+def _label(names: Sequence[str]) -> str | None:
+    lower = {name.lower(): name for name in names}
+    return next((lower[usual] for usual in USUAL if usual in lower), None)

@@ -1,0 +1,142 @@
+"""A profile of data on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from echelon.core.figures import figure, size
+from echelon.data.inspect.numbers import Figures
+from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile, top
+from echelon.data.inspect.showing import cut, line, share, told
+
+_BARS = "▁▂▃▄▅▆▇█"
+_BINS = 20
+_CLASSES = 20
+_WIDE = 30
+_NAME, _TYPE = 32, 28
+_VALUES, _VALUE = 3, 20
+
+
+def show(out: Console, profile: Profile) -> None:
+    """Every part: its columns, its classes, examples of it."""
+    estimated = False
+    for number, part in enumerate(profile.parts):
+        if number:
+            out.print()
+        _show_part(out, part, profile)
+        estimated |= any(_estimated(column) for column in part.columns)
+    if estimated:
+        out.print(Text("\n≈ an estimate: from hashes, or from an even sample of records", "dim"))
+
+
+def _show_part(out: Console, part: PartProfile, profile: Profile) -> None:
+    name = "/".join(filter(None, (profile.path, part.name)))
+    files = f"{part.files:,} files, " if part.files > 1 else ""
+    facts = f"{part.format}, {files}{size(part.bytes)}"
+    records = f"{part.records:,} records, {len(part.columns):,} columns"
+    out.print(Text.assemble((line(name), "bold"), f"  {records}, {facts}"))
+    out.print(_columns(part))
+    if part.balance:
+        out.print(Text(f"\nclasses of {line(part.label)}", "bold"))
+        out.print(_classes(part))
+    if part.examples:
+        out.print(Text("\nexamples", "bold"))
+        for example in part.examples:
+            out.print(_example(example.record, example.values))
+
+
+def _columns(part: PartProfile) -> Table:
+    table = _table("COLUMN", "TYPE", "MISSING", "DIFFERENT", "LOWEST", "MEDIAN", "MEAN", "HIGHEST")
+    table.add_column(Text("VALUES"), no_wrap=True)
+    for column in table.columns[2:8]:
+        column.justify = "right"
+    for found in part.columns:
+        table.add_row(*map(_text, _row(found)))
+    return table
+
+
+def _row(column: ColumnProfile) -> Iterator[str]:
+    yield cut(line(column.name), _NAME)
+    yield cut(line(column.type), _TYPE)
+    missing = column.missing + (column.blank or 0)
+    yield share(missing, column.records) if missing else "–"
+    yield told(column.distinct) if column.distinct is not None else "–"
+    figures = column.lengths or column.numbers
+    if column.kind == "text" and column.is_category:
+        yield from ("", "", "", "", _values(column))
+    elif figures is None:
+        yield from (column.span[0], "", "", column.span[1], "") if column.span else [""] * 5
+    else:
+        yield figure(figures.min)
+        yield ("" if figures.exact else "≈ ") + figure(figures.quantiles[50])
+        yield figure(figures.mean)
+        yield figure(figures.max)
+        yield f"{_spark(figures)} {column.unit}".rstrip()
+
+
+def _values(column: ColumnProfile) -> str:
+    """The most frequent values."""
+    most = top(column.counts or {}, _VALUES)
+    words = [f"{cut(line(value), _VALUE)} {share(count, column.present)}" for value, count in most]
+    return ", ".join(words) + (", …" if len(column.counts or {}) > _VALUES else "")
+
+
+def _spark(figures: Figures) -> str:
+    """A histogram on one line."""
+    counts = figures.histogram.counts
+    step = -(-len(counts) // _BINS)
+    groups = [counts[start : start + step] for start in range(0, len(counts), step)]
+    bars = [sum(group) / len(group) for group in groups]
+    highest = max(bars) or 1
+    return "".join(
+        " " if not bar else _BARS[min(len(_BARS) - 1, int(len(_BARS) * bar / highest))]
+        for bar in bars
+    )
+
+
+def _classes(part: PartProfile) -> Table:
+    counts = part.balance or {}
+    table = Table.grid(padding=(0, 2))
+    most = max(counts.values(), default=1)
+    for value, count in list(counts.items())[:_CLASSES]:
+        bar = "█" * max(1, round(_WIDE * count / most))
+        name = cut(line(value), _NAME)
+        table.add_row(*map(_text, (name, f"{count:,}", share(count, part.records), bar)))
+    table.columns[1].justify = table.columns[2].justify = "right"
+    more = len(counts) - _CLASSES
+    if more > 0:
+        rest = sum(list(counts.values())[_CLASSES:])
+        table.add_row(*map(_text, (f"… {more:,} more", f"{rest:,}", share(rest, part.records), "")))
+    return table
+
+
+def _example(record: int, values: dict[str, Any]) -> Text:
+    found = Text(f"{record:>8,}  ", "dim")
+    for number, (name, value) in enumerate(values.items()):
+        found.append("  " if number else "")
+        found.append(f"{line(name)} ", "dim")
+        found.append(cut(line(value), 120), "default")
+    return found
+
+
+def _estimated(column: ColumnProfile) -> bool:
+    figures = (column.numbers, column.lengths)
+    guessed = column.distinct is not None and not column.distinct.exact
+    return guessed or any(found is not None and not found.exact for found in figures)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(Text(name), no_wrap=True)
+    return table
+
+
+def _text(value: str) -> Text:
+    """As it is: square brackets are no markup."""
+    return Text(value)
