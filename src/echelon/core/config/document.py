@@ -66,9 +66,10 @@ class Document:
     def _where(self, path: KeyPath) -> str:
         if path not in self.lines and any(key[: len(path)] == path for key in self.overridden):
             return _COMMAND_LINE
+        above = [path[:end] for end in range(len(path), -1, -1)]
+        if any(key in self.overridden for key in above):  # whatever the file says below it is gone
+            return _COMMAND_LINE
         for end in range(len(path), -1, -1):
-            if path[:end] in self.overridden:
-                return _COMMAND_LINE
             if self.file is not None and path[:end] in self.lines:
                 return f"{self.file}:{self.lines[path[:end]]}: "
         return ""

@@ -18,7 +18,7 @@ import numpy as np
 
 from echelon.core.errors import DataError
 from echelon.data.prepare import learnt as learnt_files
-from echelon.data.prepare.blocks import Block, blocks
+from echelon.data.prepare.blocks import SIZE, Block, blocks
 from echelon.data.prepare.compare import drop_repeated
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.learnt import Learnt, unpack
@@ -49,7 +49,7 @@ class Engine:
 
     def open(self) -> Iterator[Block]:
         """Find out what there is, and whether the recipe fits it; then the blocks, as they come."""
-        coming = iter(blocks(self.recipe.read))
+        coming = iter(blocks(self.recipe.read, SIZE))
         if (self.desk.root / SCHEMA).exists():
             _ = self.work.outline
             return coming

@@ -167,6 +167,8 @@ class Workers:
             raise _lost(hand) from None
         if "mistake" in answer:
             raise DataError(answer["mistake"])
+        if "system" in answer:  # such as a full disk
+            raise OSError(*answer["system"])
         if "fault" in answer:
             error = WorkerError(f"{hand.told}: {answer['fault']}")
             error.add_note(answer["traceback"].rstrip())

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from echelon.core.errors import ConfigError, DataError
+from echelon.core.errors import ConfigError, DataError, UserError
 from echelon.data.prepare.desk import Claim
 from echelon.data.prepare.engine import Engine
 from echelon.data.prepare.finish import check_place, finish, into_place
@@ -77,6 +77,9 @@ def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Pr
         into_place(claim.desk, folder)
         done = True
         return Prepared(folder, facts)
+    except UserError:  # with another recipe or other inputs all is to be done anew
+        done = True
+        raise
     finally:
         claim.close(remove=done)
 

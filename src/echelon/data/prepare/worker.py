@@ -48,7 +48,7 @@ def _serve(line: socket.socket) -> None:
         except UserError as error:
             answer = {"mistake": str(error)}
         except OSError as error:
-            answer = {"mistake": f"{error.filename or 'the work folder'}: {error.strerror}"}
+            answer = {"system": [error.errno, error.strerror, str(error.filename or "")]}
         except Exception as error:
             answer = {"fault": repr(error), "traceback": traceback.format_exc()}
         wire.send(line, answer)
