@@ -7,20 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
 from echelon.data.prepare import learnt
-from echelon.data.prepare.columns import Columns, Values, take_all
-from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.encoders import Encoded, Encoders
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.step import Step
-from echelon.data.prepare.work import stays
 from echelon.data.shards.manifest import Manifest, read_manifest
 
 FILE = "prepared.json"
@@ -28,16 +23,6 @@ FORMAT = "echelon-prepared"
 VERSION = 1
 LEARNT = "learnt"
 QUARANTINE = "quarantine.jsonl"
-
-
-class Encoded(NamedTuple):
-    """New records, encoded."""
-
-    columns: dict[str, Values]
-    rows: NDArray[np.int64]
-    """Which of the records given each row is."""
-    refused: dict[int, str]
-    """Which of them have no row, and why."""
 
 
 @dataclass(frozen=True)
@@ -74,42 +59,27 @@ class Prepared:
         return Recipe.model_validate(self.facts["recipe"] | {"write": {"folder": self.folder.name}})
 
     @cached_property
-    def _cleaning(self) -> list[tuple[Step, Learnt]]:
-        return [(step, self._learnt("clean", at)) for at, step in enumerate(self.recipe.steps())]
-
-    @cached_property
-    def _features(self) -> list[tuple[Feature, Learnt]]:
-        made = enumerate(self.recipe.made())
-        return [(feature, self._learnt("feature", at)) for at, feature in made]
+    def encoders(self) -> Encoders:
+        """The recipe's steps and features as they were learnt."""
+        steps, made = self.recipe.steps(), self.recipe.made()
+        return Encoders(
+            self.recipe,
+            [(step, self._learnt("clean", at)) for at, step in enumerate(steps)],
+            [(feature, self._learnt("feature", at)) for at, feature in enumerate(made)],
+        )
 
     def learnt(self, column: str) -> Learnt:
         """What the feature that makes this column has learnt: classes, a vocabulary, …"""
-        for feature, known in reversed(self._features):
-            if feature.name == column:
-                return known
-        made = ", ".join(feature.name for feature, _ in self._features)
-        raise DataError(f"{self.folder}: no feature makes {column!r} (there are: {made})")
+        return self.encoders.learnt(column)
 
     def encode(self, records: Mapping[str, Any] | pa.RecordBatch) -> Encoded:
         """New records as the model knows them: cleaned and encoded as the training data was."""
         batch = records if isinstance(records, pa.RecordBatch) else pa.record_batch(dict(records))
-        rows = np.arange(batch.num_rows)
-        reasons: dict[int, str] = {}
-        for step, known in self._cleaning:
-            done = step.clean(batch, known)
-            reasons |= {int(rows[row]): reason for row, reason in done.dropped}
-            rows = np.delete(rows, [row for row, _ in done.dropped])
-            batch = done.block
-        columns: Columns = {name: batch.column(name) for name in batch.schema.names}
-        for feature, known in self._features:
-            gone = feature.refused(columns, known)
-            if gone:
-                reasons |= {int(rows[row]): reason for row, reason in gone.items()}
-                left = stays(columns, gone)
-                rows, columns = rows[left], take_all(columns, left)
-            columns = {**columns, **feature.encode(columns, known)}
+        found = self.encoders.encode(batch)
         names = [field.name for field in self.manifest(self.splits[0]).schema]
-        return Encoded({name: columns[name] for name in names if name in columns}, rows, reasons)
+        return found._replace(
+            columns={name: found.columns[name] for name in names if name in found.columns}
+        )
 
     def _learnt(self, what: str, at: int) -> Learnt:
         folder = self.folder / LEARNT / f"{what}-{at}"

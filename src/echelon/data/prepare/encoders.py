@@ -1,0 +1,115 @@
+"""The steps and features of a recipe as they were learnt: how new records become what they became.
+
+They can be written into a single JSON object, so that a model's run needs no folder beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from echelon.core.errors import DataError
+from echelon.data.prepare.columns import Columns, Values, take_all
+from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.learnt import Learnt, pack, unpack
+from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.step import Step
+from echelon.data.prepare.work import stays
+
+
+class Encoded(NamedTuple):
+    """New records, encoded."""
+
+    columns: dict[str, Values]
+    rows: NDArray[np.int64]
+    """Which of the records given each row is."""
+    refused: dict[int, str]
+    """Which of them have no row, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoders:
+    """What happens to a record between a file and a shard."""
+
+    recipe: Recipe
+    cleaning: list[tuple[Step, Learnt]]
+    features: list[tuple[Feature, Learnt]]
+
+    def learnt(self, column: str) -> Learnt:
+        """What the feature that makes this column has learnt: classes, a vocabulary, …"""
+        return self._maker(column)[1]
+
+    def sources(self, column: str) -> list[str]:
+        """The columns that the feature which makes this one is made of."""
+        return self._maker(column)[0].sources
+
+    def encode(self, batch: pa.RecordBatch, without: Collection[str] = ()) -> Encoded:
+        """As the training data was. What needs a column `without` which records may be is left
+        out: nobody knows the label of what is to be predicted."""
+        rows = np.arange(batch.num_rows)
+        refused: dict[int, str] = {}
+        for step, known in self._cleaning(without):
+            done = step.clean(batch, known)
+            refused |= {int(rows[row]): reason for row, reason in done.dropped}
+            rows = np.delete(rows, [row for row, _ in done.dropped])
+            batch = done.block
+        columns: Columns = {name: batch.column(name) for name in batch.schema.names}
+        for feature, known in self._features(without):
+            gone = feature.refused(columns, known)
+            if gone:
+                refused |= {int(rows[row]): reason for row, reason in gone.items()}
+                left = stays(columns, gone)
+                rows, columns = rows[left], take_all(columns, left)
+            columns = {**columns, **feature.encode(columns, known)}
+        return Encoded(dict(columns), rows, refused)
+
+    def to_json(self) -> dict[str, Any]:
+        said = self.recipe.values()
+        kept = {key: said[key] for key in ("clean", "features", "seed") if key in said}
+        parts = {"clean": self.cleaning, "features": self.features}
+        learnt = {name: [_text(known) for _, known in part] for name, part in parts.items()}
+        return {"recipe": kept, "learnt": learnt}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Encoders:
+        """What `to_json` made; refuses what is not whole."""
+        try:
+            nowhere = {"read": [{"path": "."}], "write": {"folder": "."}}
+            recipe = Recipe.model_validate({**nowhere, **plain["recipe"]})
+            cleaning = map(_known, plain["learnt"]["clean"])
+            features = map(_known, plain["learnt"]["features"])
+            return cls(
+                recipe,
+                list(zip(recipe.steps(), cleaning, strict=True)),
+                list(zip(recipe.made(), features, strict=True)),
+            )
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise DataError(f"what was learnt from the data cannot be read: {error}") from None
+
+    def _cleaning(self, without: Collection[str]) -> Iterator[tuple[Step, Learnt]]:
+        return ((step, known) for step, known in self.cleaning if not {*step.reads()} & {*without})
+
+    def _features(self, without: Collection[str]) -> Iterator[tuple[Feature, Learnt]]:
+        return ((made, known) for made, known in self.features if not {*made.sources} & {*without})
+
+    def _maker(self, column: str) -> tuple[Feature, Learnt]:
+        for feature, known in reversed(self.features):
+            if feature.name == column:
+                return feature, known
+        made = ", ".join(feature.name for feature, _ in self.features)
+        raise DataError(f"no feature makes {column!r} (there are: {made})")
+
+
+def _text(learnt: Learnt) -> str:
+    return base64.b64encode(zlib.compress(pack(learnt))).decode() if learnt else ""
+
+
+def _known(text: str) -> Learnt:
+    return unpack(zlib.decompress(base64.b64decode(text))) if text else {}
