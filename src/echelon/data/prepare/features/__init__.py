@@ -19,6 +19,10 @@ FEATURES: Mapping[str, str] = {
     "target": f"{_HERE}.target:Target",
     "cross": f"{_HERE}.cross:Cross",
     "join": f"{_HERE}.join:Join",
+    "sparse": f"{_HERE}.sparse:SparseRows",
+    "pca": f"{_HERE}.pca:PCA",
+    "svd": f"{_HERE}.svd:SVD",
+    "select": f"{_HERE}.select:Select",
 }
 """Kind → `module:Class`."""
 

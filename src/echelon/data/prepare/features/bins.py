@@ -13,7 +13,7 @@ from pydantic import Field
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.features.numbers import Matrix, NumberFeature
-from echelon.data.prepare.features.sketch import Summary, partial, quantiles, sketches
+from echelon.data.prepare.features.sketch import Summary, apart, partial, quantiles, sketches
 from echelon.data.prepare.learnt import Learnt
 
 
@@ -45,7 +45,7 @@ class Bins(NumberFeature):
         }
 
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
-        bounds = np.split(learnt["bounds"], learnt["sizes"].cumsum()[:-1])
+        bounds = apart(learnt["bounds"], learnt["sizes"])
         return self.made(block, binned(self.matrix(block), bounds, self.bins))
 
 

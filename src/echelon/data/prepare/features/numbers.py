@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,10 +72,16 @@ def filled(values: Matrix, stand_in: NDArray[np.float64]) -> Matrix:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Sums that BLAS adds up in one order, however many threads a process has."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, "blas"):
+    with _threads().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _threads() -> Any:
+    """To look for BLAS among all that is loaded takes milliseconds: once is enough for numpy's."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _numbers(kind: str, name: str, values: Values) -> NDArray[Any]:

@@ -97,16 +97,34 @@ def partial(columns: Iterable[NDArray[np.float64]]) -> dict[str, Any]:
     }
 
 
+class Sketches:
+    """A sketch of each column, from what `partial` found in one block after the other."""
+
+    def __init__(self) -> None:
+        self._columns: list[Sketch] = []
+
+    def add(self, found: dict[str, Any]) -> None:
+        sizes = found["sizes"]
+        self._columns = self._columns or [Sketch() for _ in sizes]
+        pieces = zip(apart(found["values"], sizes), apart(found["counts"], sizes), strict=True)
+        for sketch, (values, counts) in zip(self._columns, pieces, strict=True):
+            sketch.add(Summary(values, counts))
+
+    def summaries(self) -> list[Summary]:
+        return [sketch.summary() for sketch in self._columns]
+
+
 def sketches(partials: Iterable[dict[str, Any]]) -> list[Summary]:
     """A summary of each column from all blocks."""
-    whole: list[Sketch] = []
-    for part in partials:
-        ends = part["sizes"].cumsum()[:-1]
-        whole = whole or [Sketch() for _ in part["sizes"]]
-        pieces = zip(np.split(part["values"], ends), np.split(part["counts"], ends), strict=True)
-        for sketch, (values, counts) in zip(whole, pieces, strict=True):
-            sketch.add(Summary(values, counts))
-    return [sketch.summary() for sketch in whole]
+    whole = Sketches()
+    for found in partials:
+        whole.add(found)
+    return whole.summaries()
+
+
+def apart(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """The parts of these sizes that values are made of."""
+    return np.split(values, sizes.cumsum())[:-1]
 
 
 def _together(values: NDArray[np.float64], counts: NDArray[np.int64]) -> Summary:
