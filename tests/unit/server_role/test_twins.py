@@ -25,9 +25,27 @@ def replaced(held: Fleet, shard: int) -> None:
     held.start(shard, twin=True)
 
 
+def begin(job: Job, trainers: int) -> None:
+    """As a strategy does: all are set up before the first one brings the weights."""
+    assert job.servers.set_up(job.layout, job.rules), "all shards are empty"
+    Path(f"{job.member}-ready").touch()
+    await_files(*(f"{member}-ready" for member in range(trainers)))
+    if job.member == 0:
+        job.upload()
+        Path("uploaded").touch()
+    await_files("uploaded")
+    job.servers.enter(1, range(trainers))
+    job.version = job.servers.pull()
+
+
+def await_files(*names: str) -> None:
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.0005)
+
+
 def train(servers: Servers, member: int, trainers: int, **rules: Any) -> dict[str, Any]:
     job = Job(servers, member, ADAM, replicas=1, **rules)
-    job.begin(1, range(trainers))
+    begin(job, trainers)
     kinds = []
     for step in range(STEPS):
         Path(f"{member}-{step}").touch()
@@ -36,7 +54,13 @@ def train(servers: Servers, member: int, trainers: int, **rules: Any) -> dict[st
     return {"kinds": kinds, "version": job.version, "weights": job.weights()}
 
 
+def tidy() -> None:
+    for file in Path().iterdir():
+        file.unlink()
+
+
 def undisturbed(shards: int, trainers: int, body: Callable[[Servers, int], Any], plane: str) -> Any:
+    tidy()
     with fleet(shards, replicas=1) as held:
         return held.run(trainers, body, plane=plane)
 
@@ -57,8 +81,7 @@ def test_weights_are_those_of_an_undisturbed_run(
 
         def besides() -> None:
             for at, shard in enumerate(killed, start=1):
-                while not Path(f"0-{at * STEPS // 4}").exists():
-                    time.sleep(0.0005)
+                await_files(f"0-{at * STEPS // 4}")
                 replaced(held, shard)
 
         found = held.run(trainers, body, plane=plane, besides=besides)

@@ -82,8 +82,9 @@ class Servers:
         self._request = None
         self._replicated = bool(rules.get("replicas", 0))
         lives = {answer.incarnation for answer in answers}
-        self._incarnation = answers[0].incarnation
-        return len(lives) > 1 or lives == {0}
+        # Of an upload that is still to come, perhaps by another trainer, nothing is known.
+        self._incarnation = lives.pop() if len(lives) == 1 else 0
+        return not self._incarnation
 
     def upload(self, state: Mapping[str, Any]) -> None:
         """What a strategy saves, divided over the shards; whatever they had is gone."""
@@ -257,8 +258,10 @@ class Servers:
         link = open_link(self._shards[shard], self._terms)
         try:
             answer = introduce(link, self._plan)
-            if answer.incarnation != self._incarnation:
+            known = self._incarnation or answer.incarnation
+            if not known or answer.incarnation != known:
                 raise PeerError(f"{link} took the place of shard {shard}, but has other weights")
+            self._incarnation = known
             assert self._rooms is not None
             self._rooms.show(link, self._plan.partition)
             if shard == 0 and self._generation:
