@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from echelon import cross_entropy
-from echelon.core.config import ClipSection, OptimizerSection
+from echelon.core.config import ClipSection, OptimizerSection, ParameterServerSection
 from echelon.core.protocols import Strategy
 from echelon.core.rows import RowRule
 from echelon.core.task import Task
-from echelon.core.types import Batch
+from echelon.core.types import Batch, Parallel
 from echelon.models import Table
+from echelon.strategy.parameter_server import ParameterServer
 
 from . import serving
 from .jobs import difference, steps, strategy
@@ -47,6 +49,10 @@ class Rated(nn.Module):
         several = (self.plain, self.late, self.short, self.followed)
         found = [table(ids).sum(1) for table in several]
         return self.layer(torch.cat([*found, self.square(ids)], 1))  # type: ignore[no-any-return]
+
+    def lookups(self, ids: Tensor) -> list[tuple[Table, Tensor]]:
+        several = (self.plain, self.late, self.short, self.followed, self.square)
+        return [(table, ids) for table in several]
 
 
 def task() -> Task:
@@ -90,13 +96,27 @@ def single(clip: ClipSection | None) -> dict[str, Tensor]:
     return rows(alone)
 
 
+def told(trained: Strategy, micros: Sequence[Sequence[Batch]]) -> None:
+    """The next batch is known while one is computed, but now and then."""
+    server = cast(ParameterServer, trained)
+    assert server.foresees
+    for at, micro in enumerate(micros):
+        if at % 5:
+            server.expect(micros[at + 1] if at + 1 < len(micros) else ())
+        ahead = server._tables.ahead
+        asked = len(ahead._batches)
+        steps(trained, [micro])
+        assert len(ahead._before) == 0 or not micro, "what was asked for ahead is what was pulled"
+        assert asked in (0, 5)
+
+
 def together(trainers: int, servers: int, clip: ClipSection | None) -> dict[str, Tensor]:
     def work(group: serving.Served) -> dict[str, Any]:
         trained = strategy(
             "parameter_server", task(), optimizer=ADAM, clip=clip, batch=BATCH, comm=group
         )
         parts = [share(batch, group.index, trainers) for batch in batches()]
-        steps(trained, [[dict(part)] if len(part["x"]) else [] for part in parts])
+        told(trained, [[dict(part)] if len(part["x"]) else [] for part in parts])
         found = rows(trained) if group.index == 0 else {}
         return {name: value.tolist() for name, value in found.items()}
 
@@ -123,10 +143,11 @@ def test_servers_make_the_same_rows(trainers: int, servers: int, clip: ClipSecti
 
 def test_a_run_goes_on_with_other_servers_or_none() -> None:
     whole, first = (strategy("single", task(), optimizer=ADAM) for _ in range(2))
-    one = strategy("parameter_server", task(), optimizer=ADAM, comm=serving.alone(1))
+    far = Parallel(servers=ParameterServerSection(plane="tcp"))
+    one = strategy("parameter_server", task(), optimizer=ADAM, parallel=far, comm=serving.alone(1))
     micros = [[batch] for batch in batches()]
     steps(whole, micros)
-    steps(one, micros[:8])
+    told(one, micros[:8])
     first.load_state_dict(one.state_dict())
     steps(first, micros[8:16])
     two = strategy("parameter_server", task(), optimizer=ADAM, comm=serving.alone(2))

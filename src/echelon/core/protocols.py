@@ -75,6 +75,10 @@ class RowStore(Protocol):
         """The row of each id, [n, width], good until the next pull. Looking makes no rows."""
         ...
 
+    def expect(self, ids: Tensor) -> None:
+        """These will be pulled soon: what can be done for it now is. No result depends on it."""
+        ...
+
     def push(
         self,
         ids: Tensor,
@@ -283,6 +287,12 @@ class RemoteStrategy(Strategy, Protocol):
     """Samples of this member's next update where it makes them for itself; 0: as the job says."""
     pace: float | None
     """Seconds per sample."""
+    foresees: bool
+    """Whether it is worth telling it what to `expect`."""
+
+    def expect(self, micro: Sequence[Batch]) -> None:
+        """These are computed after the next ones. No result depends on whether it is told."""
+        ...
 
     def pull(self) -> int:
         """Have the servers' weights, to look at; returns their version."""

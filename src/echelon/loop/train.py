@@ -21,6 +21,7 @@ from contextlib import closing
 
 from echelon.core.errors import NonFiniteError, PeerError
 from echelon.loop.following import count_up
+from echelon.loop.foresight import told_ahead
 from echelon.loop.gathering import gather, lost
 from echelon.loop.meeting import meet, open_ledger
 from echelon.loop.run import Run
@@ -79,7 +80,7 @@ def _pass(run: Run, epoch: int) -> str | None:
     stream = run.loader.stream(ledger.leases(epoch, run.batch_size))
     try:
         with closing(stream):
-            for lease, micro in stream:
+            for lease, micro in told_ahead(strategy, stream):
                 compute(micro)
                 try:
                     done = update(lease)

@@ -108,6 +108,12 @@ class DLRM(nn.Module):
         scores: Tensor = self.head(self.deep(self.meet(dense, self.vectors(rows_BF))))
         return scores if self.wide is None else scores + self.wide(dense, rows_BF)
 
+    def lookups(self, dense: Tensor, ids: Tensor) -> list[tuple[Table, Tensor]]:  # noqa: ARG002
+        """What `forward` will look up in tables, so that rows can be fetched ahead of it."""
+        rows_BF = ids + self.starts
+        tables = [self.vectors, *([] if self.wide is None else [self.wide.categories])]
+        return [(table, rows_BF) for table in tables if isinstance(table, Table)]
+
     def _check(self, ids: Tensor) -> None:
         """An id that is too large would be taken for one of the next field."""
         bad = (ids < 0) | (ids >= self.sizes)

@@ -23,6 +23,7 @@ from echelon.core.rows import RowRule, RowSpec
 from echelon.core.types import Sparse
 
 Bag = Literal["sum", "mean"]
+Distinct = tuple[Tensor, Tensor, Tensor]
 
 
 class Looked(NamedTuple):
@@ -74,6 +75,7 @@ class Table(nn.Module):
         self._options = {"std": std, "admit": admit, "expire": expire, "seed": seed}
         self._rule = rule
         self._looked: list[Looked] = []
+        self._expected: list[tuple[Tensor, Distinct]] = []
         self.store: RowStore | None = None
 
     def spec(self, optimizer: OptimizerSection | None) -> RowSpec:
@@ -93,7 +95,7 @@ class Table(nn.Module):
         if isinstance(ids, Sparse):
             offsets, values, ids = ids.offsets, ids.values, ids.indices
         self._check(ids, offsets)
-        distinct, where, counts = _distinct(ids)
+        distinct, where, counts = self._distinct(ids)
         rows, padding = self._rows(distinct, counts, ids.device)
         if self.bag is None:
             return F.embedding(where, rows, padding_idx=padding)
@@ -107,7 +109,28 @@ class Table(nn.Module):
             padding_idx=padding,
         )
 
-    def take(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def expect(self, ids: Tensor | Sparse) -> None:
+        """The next batch will look these up: where rows are kept elsewhere, they are asked for."""
+        assert self.store is not None, "tables are opened when the model is built"
+        wanted = ids.indices if isinstance(ids, Sparse) else ids
+        found = _distinct(wanted)
+        self._expected.append((wanted, found))
+        self.store.expect(found[0])
+
+    def expect_nothing(self) -> None:
+        """Whatever was expected is over."""
+        self._expected = []
+
+    def _distinct(self, ids: Tensor) -> Distinct:
+        """As it was found when these ids were expected, if they were."""
+        if self.training:
+            while self._expected:
+                wanted, found = self._expected.pop(0)
+                if wanted is ids or torch.equal(wanted, ids):
+                    return found
+        return _distinct(ids)
+
+    def take(self) -> list[Distinct]:
         """(ids, sums of gradients, counts) of every pass since the last time that got gradients."""
         looked, self._looked = self._looked, []
         return [found for each in looked if (found := each.gradients()) is not None]
@@ -174,7 +197,7 @@ class Table(nn.Module):
             self.store.load(found)
 
 
-def _distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _distinct(ids: Tensor) -> Distinct:
     """Distinct ids in order, the place of each of `ids` among them, and how often they occur."""
     flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
     distinct, where, counts = np.unique(flat, return_inverse=True, return_counts=True)

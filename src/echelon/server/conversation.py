@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
 from echelon.comm.servers import documents
 from echelon.comm.servers.messages import Kind, unpack_chunk, unpack_push
 from echelon.comm.servers.part import Part, blank
-from echelon.comm.servers.row_messages import blank_state, outline, unpack_rows
-from echelon.comm.servers.row_room import LARGEST, PULLS, PUSHES, carve, pull_shapes, push_shapes
 from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease
+from echelon.server.row_talk import RowTalk
 from echelon.server.seats import PinnedSeat, Seat, WireSeat
 
 if TYPE_CHECKING:
@@ -33,15 +31,14 @@ class Conversation:
         self._asked = 0
         self._seat: Seat | None = None
         self._upload: tuple[Part, dict[str, Any]] | None = None
-        self._areas: dict[int, Tensor] = {}
-        """Memory for rows that the trainer shares."""
+        self._rows = RowTalk(role.shard, connection, memory=memory)
 
     def run(self) -> None:
         """Until the trainer is gone, or this process ends."""
         handlers: Mapping[int, Callable[[Frame], None]] = {
             Kind.PUSH: self._push,
             Kind.GRADIENTS: self._gradients,
-            Kind.ROW_GRADIENTS: self._row_gradients,
+            Kind.ROW_GRADIENTS: lambda frame: self._rows.gradients(frame, self.member),
             Kind.PULL: self._pull,
         }
         questions: Mapping[int, Callable[[Frame], None]] = {
@@ -52,10 +49,11 @@ class Conversation:
             Kind.CUT: self._cut,
             Kind.ENTER: self._enter,
             Kind.CALL: self._call,
-            Kind.ROWS: self._rows,
-            Kind.ROW_STATE: self._row_state,
-            Kind.ROW_LOAD: self._row_load,
-            Kind.ROW_ROOM: self._row_room,
+            Kind.ROWS: self._rows.rows,
+            Kind.ROW_CHANGES: self._rows.changes,
+            Kind.ROW_STATE: self._rows.state,
+            Kind.ROW_LOAD: self._rows.load,
+            Kind.ROW_ROOM: self._rows.room,
         }
         try:
             while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
@@ -187,66 +185,6 @@ class Conversation:
                 raise PeerError(f"asks for {question.get('name')!r}, which is not known")
         return {}
 
-    # Rows of tables.
-
-    def _rows(self, frame: Frame) -> None:
-        head = unpack_rows(frame.head)
-        if head.shared:
-            shapes = pull_shapes(head.size, self._shard.tables.width(head.table))
-            ids, rows = carve(self._area(PULLS), head.place, shapes)
-            # The trainer may write there again, but these ids are remembered.
-            self._shard.tables.pull(head.table, ids.clone(), rows)
-            self._answer()
-            return
-        if frame.size != 8 * head.size:
-            raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
-        ids = torch.empty(head.size, dtype=torch.int64)
-        self._connection.take([ids])
-        rows = self._shard.tables.pull(head.table, ids)
-        self._connection.send(Kind.ANSWER, {}, [rows], seq=self._asked)
-
-    def _row_room(self, frame: Frame) -> None:
-        match frame.fields():
-            case {"area": 0 | 1 as area, "size": int(size)} if self._memory and size <= LARGEST:
-                segment = self._connection.receive_segment(size)
-                segment.close()
-                self._areas[area] = segment.tensor
-            case _:
-                raise PeerError("memory for rows is shared that makes no sense")
-        self._answer()
-
-    def _area(self, number: int) -> Tensor:
-        if number not in self._areas:
-            raise PeerError("speaks of rows in memory that is not shared")
-        return self._areas[number]
-
-    def _row_state(self, frame: Frame) -> None:
-        with self._shard.order.quiet():
-            state = self._shard.tables.state(_table(frame))
-            body = list(state.values()) if frame.fields().get("whole") else []
-            head = {"outline": outline(state)}
-            self._connection.send(Kind.ANSWER, head, body, seq=self._asked)
-
-    def _row_load(self, frame: Frame) -> None:
-        state = blank_state(frame.fields().get("outline"), frame.size)
-        self._connection.take(list(state.values()))
-        with self._shard.order.quiet():
-            more = bool(frame.fields().get("more"))
-            self._shard.tables.load(_table(frame), state, more=more)
-        self._answer()
-
-    def _row_gradients(self, frame: Frame) -> None:
-        head = unpack_rows(frame.head)
-        if head.shared:
-            width = self._shard.tables.width(head.table)
-            shapes = push_shapes(head.size, width, head.counted)
-            ids, *rest = carve(self._area(PUSHES), head.place, shapes)
-            body = [ids.clone(), *rest]  # once looked at, they have to stay as they are
-        else:
-            body = self._shard.tables.blank(head, frame.size)
-            self._connection.take(body)
-        self._shard.tables.stage(self.member, frame.seq, head, body)
-
     # Updates.
 
     def _gradients(self, frame: Frame) -> None:
@@ -278,10 +216,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise PeerError(f"{text[:40]!r} is not a number") from None
-
-
-def _table(frame: Frame) -> int:
-    found = frame.fields().get("table")
-    if type(found) is not int:
-        raise PeerError(f"asks for table {found!r}")
-    return found

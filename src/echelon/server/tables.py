@@ -45,14 +45,15 @@ class Tables:
         self._staged.clear()
 
     def pull(self, table: int, ids: Tensor, out: Tensor | None = None) -> Tensor:
-        return self._at(table).pull(ids, out)
+        return self.at(table).pull(ids, out)
 
-    def width(self, table: int) -> int:
-        return self._at(table).spec.width
+    def has(self, held: Rows) -> bool:
+        """Whether these are the rows of one of the tables still."""
+        return any(held is rows for rows in self._rows)
 
     def blank(self, head: RowHead, size: int) -> list[Tensor]:
         """Room for a message of gradients: ids, sums and perhaps counts."""
-        width = self._at(head.table).spec.width
+        width = self.at(head.table).spec.width
         each = 8 + 4 * width + (4 if head.counted else 0)
         if not head.size or size != head.size * each:
             raise PeerError(f"gradients of {head.size} rows in {size:,} bytes")
@@ -118,7 +119,7 @@ class Tables:
             del self._staged[member]
 
     def state(self, table: int) -> dict[str, Tensor]:
-        return {name: value.contiguous() for name, value in self._at(table).state().items()}
+        return {name: value.contiguous() for name, value in self.at(table).state().items()}
 
     def pieces(self) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
         """All rows of all tables, for `load`: heads and bodies of messages."""
@@ -128,14 +129,14 @@ class Tables:
                 yield head, list(part.values())
 
     def load(self, table: int, state: Mapping[str, Tensor], *, more: bool = False) -> None:
-        self._at(table).load(state, more=more)
+        self.at(table).load(state, more=more)
 
     def blank_sums(self, sizes: Any) -> Sums:
         """Room for what `lengths` says of another one's sums."""
         found: Sums = {}
         for at, size in sizes:
             ids = torch.empty(size, dtype=torch.int64)
-            sums = torch.empty(size, self._at(at).spec.width)
+            sums = torch.empty(size, self.at(at).spec.width)
             found[at] = RowGradients(ids, sums, torch.empty_like(ids))
         return found
 
@@ -148,7 +149,7 @@ class Tables:
         }
         return found | waiting
 
-    def _at(self, table: int) -> Rows:
+    def at(self, table: int) -> Rows:
         if not 0 <= table < len(self._rows):
             raise PeerError(f"asks for table {table} of {len(self._rows)}")
         return self._rows[table]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
 from torch import Tensor, nn
 
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import TaskError
+from echelon.core.types import Batch, Sparse
 from echelon.models.table import Table
 from echelon.optim.rows import RowGradients, Rows, merged
 
@@ -24,6 +28,33 @@ def tables_of(model: nn.Module) -> list[Table]:
         if isinstance(module, Table) and found.setdefault(module.name, module) is not module:
             raise TaskError(f"two tables are called {module.name!r}: give each its own name")
     return list(found.values())
+
+
+def lookups(
+    forward: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch
+) -> Sequence[tuple[Table, Tensor | Sparse]]:
+    """What the model will look up for a batch, if it has a method `lookups` that says so.
+
+    That one takes what the model itself would be called with, and so it is called as the model is.
+    """
+    told = getattr(model, "lookups", None)
+    if told is None:
+        return ()
+
+    def ask(*inputs: Any, **others: Any) -> None:
+        raise _Told(told(*inputs, **others))  # what is done with the model's answer is left out
+
+    try:
+        forward(cast(nn.Module, ask), batch)
+    except _Told as found:
+        return found.pairs
+    return ()
+
+
+class _Told(Exception):
+    def __init__(self, pairs: Sequence[tuple[Table, Tensor | Sparse]]) -> None:
+        super().__init__()
+        self.pairs = pairs
 
 
 def remote_state(model: nn.Module) -> dict[str, Tensor]:

@@ -125,6 +125,11 @@ class _Normalised(nn.Module):
     def forward(self, x: Tensor, *others: Tensor) -> Any:
         return self.model(self.normalise(x), *others)
 
+    def lookups(self, x: Tensor, *others: Tensor) -> Any:
+        """As the model says, if it does; see `echelon.models.Table`."""
+        told = getattr(self.model, "lookups", None)
+        return () if told is None else told(x, *others)
+
 
 def _task(job: Job, splits: Splits, model: Callable[[], nn.Module], **parts: Any) -> Task:
     return Task(

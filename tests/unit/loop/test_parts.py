@@ -3,12 +3,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from typing import Any, cast
 
 import pytest
 import torch
 
 from echelon.core.config import HealthSection, job_from
-from echelon.core.types import Update
+from echelon.core.types import Lease, Update
+from echelon.loop.foresight import told_ahead
 from echelon.loop.health import LayerHealth
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.limits import Limits
@@ -92,3 +94,27 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert done == [before]
+
+
+class _Foreseeing:
+    """A strategy that hears of batches to come."""
+
+    remote = True
+
+    def __init__(self, *, foresees: bool) -> None:
+        self.foresees = foresees
+        self.heard: list[object] = []
+
+    def expect(self, micro: object) -> None:
+        self.heard.append(micro)
+
+
+@pytest.mark.parametrize("foresees", [True, False])
+def test_the_next_batch_is_told_before_one_is_handed_out(foresees: bool) -> None:
+    strategy = _Foreseeing(foresees=foresees)
+    batches: list[Any] = [(Lease(0, at, at + 1), [at]) for at in range(3)]
+    seen = []
+    for lease, micro in told_ahead(cast(Any, strategy), iter(batches)):
+        seen.append((lease, micro))
+        assert strategy.heard == ([[1], [2], ()][: len(seen)] if foresees else [])
+    assert seen == batches

@@ -52,6 +52,8 @@ class Link:
         connection.limit = _LARGEST  # what is taken has to have just the size that is due
         self.member = terms.member
         self._asked = 0
+        self._early: dict[int, Sequence[Tensor]] = {}
+        """Where answers belong that come while others are waited for."""
         self.pushed = self.pulled = 0
         """Bytes."""
 
@@ -80,6 +82,28 @@ class Link:
         """Ask, and have something else done before the `answer` is waited for."""
         self._asked += 1
         self.send(kind, head, body, self._asked, what)
+
+    def begin_early(
+        self, kind: Kind, head: bytes, body: Sequence[Buffer], into: Sequence[Tensor], what: str
+    ) -> int:
+        """Ask for what is wanted later; it is put `into` place whenever it comes by."""
+        self.begin(kind, head, body, what)
+        self._early[self._asked] = into
+        return self._asked
+
+    def finish_early(self, number: int, what: str) -> None:
+        """The answer to this question is there. Nothing else is waited for at this time."""
+        while number in self._early:
+            self._put_early(self._receive(what), what)
+
+    def _put_early(self, frame: Frame, what: str) -> bool:
+        if frame.kind != Kind.ANSWER or frame.seq not in self._early:
+            return False
+        into = self._early.pop(frame.seq)
+        if into:
+            self.pulled += frame.size
+            self.take(into, what)
+        return True
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         """A question whose answer is a document."""
@@ -123,6 +147,11 @@ class Link:
             raise self._lost(error, f"{what} was awaited") from None
 
     def receive(self, what: str) -> Frame:
+        while self._put_early(frame := self._receive(what), what):
+            continue
+        return frame
+
+    def _receive(self, what: str) -> Frame:
         start = time.monotonic()
         try:
             while True:

@@ -88,6 +88,8 @@ class Kind(IntEnum):
     """trainer → shard: all rows of a table; answered"""
     ROW_ROOM = 84
     """trainer → shard: a segment for rows follows (memory plane); answered"""
+    ROW_CHANGES = 85
+    """trainer → shard: what has changed of rows that were sent ahead; answered, with a body"""
 
 
 class Chunk(NamedTuple):

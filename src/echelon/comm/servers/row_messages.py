@@ -3,6 +3,8 @@
 trainer                                   shard
 ROWS table, n; ids              ─────────▶
 ◀───────── ANSWER; rows                            looking makes no rows
+ROW_CHANGES number of a ROWS    ─────────▶         of the next batch, asked for ahead of its time
+◀───────── ANSWER; places, rows                    those that updates have changed since
 ROW_GRADIENTS table, n; ids, sums, counts ▶ staged, until the PUSH of the same number has its fate
 ROW_STATE table, whole or not   ─────────▶
 ◀───────── ANSWER names, shapes; tensors           if the whole was asked for
@@ -24,6 +26,8 @@ from echelon.core.errors import PeerError
 MOST_TABLES = 256
 PIECE = 64 << 20
 """Bytes of values in one message, at most."""
+GONE = b"gone"
+"""Head of an answer: nothing is known of rows that were sent ahead, all may be others."""
 _HEAD = struct.Struct("<HIBQ")
 _KINDS = {
     "float32": torch.float32,
@@ -44,10 +48,12 @@ class RowHead(NamedTuple):
     shared: bool = False
     """Whether they lie in shared memory, at `place`; or else they are the message's body."""
     place: int = 0
+    area: int = 0
+    """Of shared memory; and whether these are rows of the next batch, or of this one."""
 
 
 def pack_rows(head: RowHead) -> bytes:
-    flags = head.counted | head.more << 1 | head.shared << 2
+    flags = head.counted | head.more << 1 | head.shared << 2 | head.area << 3
     return _HEAD.pack(head.table, head.size, flags, head.place)
 
 
@@ -55,7 +61,9 @@ def unpack_rows(head: bytes) -> RowHead:
     if len(head) != _HEAD.size:
         raise PeerError(f"a head of {len(head)} bytes about rows, not {_HEAD.size}")
     table, size, flags, place = _HEAD.unpack(head)
-    return RowHead(table, size, bool(flags & 1), bool(flags & 2), bool(flags & 4), place)
+    return RowHead(
+        table, size, bool(flags & 1), bool(flags & 2), bool(flags & 4), place, flags >> 3
+    )
 
 
 def outline(state: Mapping[str, Tensor]) -> list[list[Any]]:

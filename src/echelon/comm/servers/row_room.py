@@ -2,6 +2,7 @@
 
     area 0   ids ┊ rows            the trainer asks, the shard fills in
     area 1   ids ┊ sums ┊ counts   for each table of a push, until it has its fate
+    area 2, 3   ids ┊ rows         of batches to come, in turn, for each table
 
 An area that has become too small is replaced by a larger one.
 """
@@ -18,7 +19,8 @@ from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
 from echelon.core.errors import PeerError
 
-PULLS, PUSHES = 0, 1
+PULLS, PUSHES, AHEAD = 0, 1, 2
+AREAS = 4
 LARGEST = 1 << 40
 _SMALLEST = 1 << 20
 _ALIGNMENT = 64
@@ -57,7 +59,9 @@ class RowRoom:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._areas = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._areas = [torch.empty(0, dtype=torch.uint8) for _ in range(AREAS)]
+        self._used = [(0, 0)] * AREAS
+        """By which turn, and how many bytes."""
 
     def area(self, number: int, size: int) -> Tensor:
         """At least so many bytes; other memory than before, if that was less."""
@@ -70,6 +74,33 @@ class RowRoom:
                 segment.close()
             self._areas[number] = segment.tensor
         return self._areas[number]
+
+    def more(self, number: int, turn: int, size: int) -> tuple[Tensor, int]:
+        """So many bytes of an area that nothing else has in this turn: memory, and a place there.
+
+        If there is not enough, what was given out before is good still: it is other memory.
+        """
+        before, used = self._used[number]
+        if before != turn:
+            used = 0
+        if used + size > len(self._areas[number]):
+            self.area(number, used + size)
+            used = 0
+        self._used[number] = turn, used + size
+        return self._areas[number], used
+
+
+class RowRooms:
+    """Of all links of a trainer."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, RowRoom] = {}
+
+    def of(self, link: Link) -> RowRoom:
+        found = self._rooms.get(link.address.index)
+        if found is None or found.link is not link:
+            found = self._rooms[link.address.index] = RowRoom(link)
+        return found
 
 
 def _bytes(shape: Shape) -> int:

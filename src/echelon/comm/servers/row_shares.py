@@ -35,6 +35,15 @@ class Sharing(NamedTuple):
         ordered = values if self.order is None else values.index_select(0, self.order)
         return torch.split(ordered, self.sizes)
 
+    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
+        """Rows by shard, in the order of the ids."""
+        if self.order is None:
+            return parts[0]
+        into = torch.empty(len(self.order), width)
+        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
+            into.index_copy_(0, places, rows)
+        return into
+
 
 def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
     """Evenly, whatever the ids are."""

@@ -7,13 +7,14 @@ push   gradients are kept; the next push of the dense ones takes them along, sha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
+from echelon.comm.servers.row_ahead import RowsAhead
 from echelon.comm.servers.row_messages import (
     PIECE,
     RowHead,
@@ -25,7 +26,7 @@ from echelon.comm.servers.row_messages import (
 from echelon.comm.servers.row_room import (
     PULLS,
     PUSHES,
-    RowRoom,
+    RowRooms,
     carve,
     pull_shapes,
     push_shapes,
@@ -36,7 +37,7 @@ from echelon.core.errors import PeerError
 from echelon.core.rows import RowSpec
 
 State = dict[str, Tensor]
-Insist = Callable[[Callable[[], Tensor]], Tensor]
+Insist = Callable[[Callable[[], Any]], Any]
 
 
 class Staged(NamedTuple):
@@ -57,7 +58,8 @@ class RemoteTables:
         self._loaded: dict[int, Mapping[str, Tensor]] = {}
         self._ahead: list[tuple[int, list[list[Tensor]]]] = []
         self._seq = 0
-        self._rooms: dict[int, RowRoom] = {}
+        self._rooms = RowRooms()
+        self.ahead = RowsAhead(self._rooms)
         self.insist: Insist = lambda question: question()
         """Asks again where a shard was lost and another process took its place."""
 
@@ -68,6 +70,9 @@ class RemoteTables:
         """The row of each id; good until the next pull, for they may be in shared memory."""
         if not self.links:
             raise PeerError("this member is not connected to the servers")
+        early: Tensor | None = self.insist(lambda: self.ahead.take(self.links, at, ids))
+        if early is not None:
+            return early
         width = self.specs[at].width
         step = max(1, PIECE // (4 * width))
         parts = [
@@ -75,6 +80,12 @@ class RemoteTables:
             for start in range(0, max(1, len(ids)), step)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def expect(self, at: int, ids: Tensor) -> None:
+        """Ask for rows that will be pulled for the next batch."""
+        if self.links:
+            width = self.specs[at].width
+            self.insist(lambda: self.ahead.ask(self.links, at, ids, width))
 
     def stage(self, at: int, gradients: Staged) -> None:
         self._staged[at] = gradients
@@ -88,6 +99,7 @@ class RemoteTables:
     def send(self, link: Link) -> None:
         """This link's part; again, if another process took the shard's place."""
         shard = link.address.index
+        self.ahead.drain(link)
         mine = [(at, parts[shard]) for at, parts in self._ahead if len(parts[shard][0])]
         if link.memory and mine:
             self._show(link, self._seq, mine)
@@ -148,12 +160,7 @@ class RemoteTables:
             self._answered(link, at, size, rows, what)
             for link, size, rows in zip(self.links, sharing.sizes, asked, strict=True)
         ]
-        if sharing.order is None:
-            return found[0]
-        into = torch.empty(len(ids), self.specs[at].width)
-        for places, rows in zip(sharing.order.split(sharing.sizes), found, strict=True):
-            into.index_copy_(0, places, rows)
-        return into
+        return sharing.joined(found, self.specs[at].width)
 
     def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> Tensor | None:
         """Returns where the rows will be, if that is shared memory."""
@@ -161,7 +168,7 @@ class RemoteTables:
             link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
             return None
         shapes = pull_shapes(len(ids), self.specs[at].width)
-        theirs, rows = carve(self._room(link).area(PULLS, room_for(shapes)), 0, shapes)
+        theirs, rows = carve(self._rooms.of(link).area(PULLS, room_for(shapes)), 0, shapes)
         theirs.copy_(ids)
         link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids), shared=True)), what=what)
         return rows
@@ -189,7 +196,7 @@ class RemoteTables:
         shapes = [
             push_shapes(len(parts[0]), self.specs[at].width, len(parts) == 3) for at, parts in mine
         ]
-        area = self._room(link).area(PUSHES, sum(map(room_for, shapes)))
+        area = self._rooms.of(link).area(PUSHES, sum(map(room_for, shapes)))
         place = 0
         for (at, parts), shape in zip(mine, shapes, strict=True):
             ids, sums, *counts = carve(area, place, shape)
@@ -202,12 +209,6 @@ class RemoteTables:
             link.pushed += sum(part.nbytes for part in (ids, sums, *counts))
             place += room_for(shape)
 
-    def _room(self, link: Link) -> RowRoom:
-        found = self._rooms.get(link.address.index)
-        if found is None or found.link is not link:
-            found = self._rooms[link.address.index] = RowRoom(link)
-        return found
-
 
 class RemoteRows:
     """One table's `RowStore`."""
@@ -219,6 +220,9 @@ class RemoteRows:
 
     def pull(self, ids: Tensor) -> Tensor:
         return self._tables.pull(self._at, ids)
+
+    def expect(self, ids: Tensor) -> None:
+        self._tables.expect(self._at, ids)
 
     def push(
         self,

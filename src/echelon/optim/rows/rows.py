@@ -19,6 +19,7 @@ from torch import Tensor
 
 from echelon.core.errors import CheckpointError
 from echelon.core.rows import RowSpec
+from echelon.optim.rows.changes import Changes
 from echelon.optim.rows.index import FIRST, NONE, Ids, Index, next_part
 from echelon.optim.rows.initial import Initial
 from echelon.optim.rows.reserve import Column, reserve
@@ -27,7 +28,7 @@ from echelon.optim.rows.waiting import Waiting
 
 _SWEEP = 1 << 13
 _PIECE = 1 << 20
-_RECENT = 4
+_RECENT = 8
 
 
 class Rows:
@@ -40,6 +41,7 @@ class Rows:
         self.version = 0
         """The last update that was applied."""
         self._lock = threading.Lock()
+        self._changes = Changes()
         self._start_over()
 
     def __len__(self) -> int:
@@ -59,13 +61,27 @@ class Rows:
         with self._lock:
             slots = self._index.find(ids.numpy())
             self._recent.append((ids, slots, self._index.removals))
-            if self._seen is not None:
-                slots = np.where(self._seen.take(slots) < self._horizon, NONE, slots)
-            rows = torch.index_select(self._memory["rows"], 0, torch.from_numpy(slots), out=out)
-        if self._waiting is None and self.spec.std and not slots.all():
-            missing = torch.from_numpy(np.flatnonzero(slots == NONE))
-            rows.index_copy_(0, missing, self._initial(ids[missing]))
-        return rows
+            rows, slots = self._read(slots, out)
+        return self._with_first_values(ids, rows, slots)
+
+    def expect(self, ids: Tensor) -> None:
+        """They are here already."""
+
+    @property
+    def turn(self) -> int:
+        """What is pulled from now on has all changes up to this one."""
+        return self._changes.turn
+
+    @torch.no_grad()
+    def changes(self, ids: Tensor, since: int) -> tuple[Tensor, Tensor]:
+        """What to put into rows that were pulled after this `turn`, to have those of now: places
+        among `ids`, and the rows there."""
+        with self._lock:  # a row expires without an update
+            found = None if self.spec.expire is not None else self._changes.among(ids, since)
+            places = torch.from_numpy(np.arange(len(ids)) if found is None else found)
+            ids = ids[places]
+            rows, slots = self._read(self._index.find(ids.numpy()))
+        return places, self._with_first_values(ids, rows, slots)
 
     @torch.no_grad()
     def push(
@@ -87,6 +103,7 @@ class Rows:
             self.version = self.version + 1 if version is None else version
             if len(ids):
                 self._update(ids, gradients, counts, factor, scale)
+                self._changes.add(ids)
             if self.spec.expire is not None:
                 self._sweep(max(_SWEEP, 2 * len(ids)))
 
@@ -131,6 +148,19 @@ class Rows:
         self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
         self._swept = FIRST
         self._recent: deque[tuple[Tensor, Ids, int]] = deque(maxlen=_RECENT)
+        self._changes.all()
+
+    def _read(self, slots: Ids, out: Tensor | None = None) -> tuple[Tensor, Ids]:
+        """Rows, and the slots they are from: none for what has expired."""
+        if self._seen is not None:
+            slots = np.where(self._seen.take(slots) < self._horizon, NONE, slots)
+        return torch.index_select(self._memory["rows"], 0, torch.from_numpy(slots), out=out), slots
+
+    def _with_first_values(self, ids: Tensor, rows: Tensor, slots: Ids) -> Tensor:
+        if self._waiting is None and self.spec.std and not slots.all():
+            missing = torch.from_numpy(np.flatnonzero(slots == NONE))
+            rows.index_copy_(0, missing, self._initial(ids[missing]))
+        return rows
 
     def _slots(self, ids: Tensor) -> Ids:
         """As found when they were pulled, if they were: most batches come back as gradients."""

@@ -24,12 +24,22 @@ from echelon.strategy.parameter_server.connected import Connected
 from echelon.strategy.parameter_server.pushes import Filled
 from echelon.strategy.parameter_server.remarks import remarks
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
+from echelon.strategy.tables import lookups
 
 
 class ParameterServer(Connected):
     """The trainers of one generation."""
 
     _pushed = 0
+    _coming: Sequence[Batch] = ()
+    """The micro-batches of the next update, if they are known."""
+
+    @property
+    def foresees(self) -> bool:
+        return bool(self._rows.tables) and hasattr(self.model, "lookups")
+
+    def expect(self, micro: Sequence[Batch]) -> None:
+        self._coming = micro
 
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         self._refresh(begin=backward)
@@ -52,6 +62,18 @@ class ParameterServer(Connected):
             missing=filled.missing,
         )
         return self._concluded(self._here.outcome(), filled)
+
+    def _known(self) -> None:
+        """This update's rows are looked up: there is a backward's time for those of the next."""
+        super()._known()
+        coming, self._coming = self._coming, ()
+        if coming:
+            self._tables.ahead.begin()
+            for table in self._rows.tables:
+                table.expect_nothing()
+        for batch in coming:
+            for table, ids in lookups(self._forward, self.model, batch):
+                table.expect(ids)
 
     def remarks(self) -> Sequence[str]:
         tables = bool(self._rows.tables)

@@ -223,3 +223,26 @@ class _Model:
             elif self.admit > 1:
                 found[at] = 0
         return found
+
+
+@pytest.mark.parametrize("options", [{}, {"admit": 2}, {"expire": 2}])
+def test_what_was_pulled_is_brought_up_to_date_by_its_changes(options: dict[str, Any]) -> None:
+    store, wanted = rows(**options), torch.arange(-5, 25)
+    store.push(ids(1, 2, 3), ones(3))
+    generator = torch.Generator().manual_seed(3)
+    for updates in (0, 1, 5, 40):
+        turn, held = store.turn, store.pull(wanted)
+        for _ in range(updates):
+            some = torch.randperm(40, generator=generator)[:4].sort().values
+            store.push(some, ones(4))
+        places, new = store.changes(wanted, turn)
+        held[places] = new
+        assert torch.equal(held, store.pull(wanted))
+        if "expire" not in options and updates < 2:
+            assert len(places) <= 4 * updates
+    turn = store.turn
+    store.load(store.state())
+    assert len(store.changes(wanted, turn)[0]) == len(wanted), "anything may be different"
+    turn = store.turn
+    store.push(ids(7, 3), ones(2))
+    assert len(store.changes(wanted, turn)[0]) == len(wanted), "ids that are in no order"
