@@ -69,10 +69,8 @@ class Document:
         above = [path[:end] for end in range(len(path), -1, -1)]
         if any(key in self.overridden for key in above):  # whatever the file says below it is gone
             return _COMMAND_LINE
-        for end in range(len(path), -1, -1):
-            if self.file is not None and path[:end] in self.lines:
-                return f"{self.file}:{self.lines[path[:end]]}: "
-        return ""
+        known = next((self.lines[key] for key in above if key in self.lines), None)
+        return f"{self.file}:{known}: " if self.file is not None and known is not None else ""
 
 
 def parse_value(text: str) -> Any:

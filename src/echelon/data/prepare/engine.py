@@ -10,7 +10,7 @@ starting it again; what it writes does not depend on who did what, or how often.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -47,9 +47,12 @@ class Engine:
         self.setting = {"recipe": recipe.values(), "desk": str(desk.root)}
         self.work = Work(self.setting)
 
-    def open(self) -> Iterator[Block]:
-        """Find out what there is, and whether the recipe fits it; then the blocks, as they come."""
-        coming = iter(blocks(self.recipe.read, SIZE))
+    def blocks(self) -> Generator[Block, None, None]:
+        """What there is to read, as it comes."""
+        yield from blocks(self.recipe.read, SIZE)
+
+    def fit(self, coming: Iterator[Block]) -> Iterator[Block]:
+        """Find out what columns there are, and whether the recipe fits; then all blocks again."""
         if (self.desk.root / SCHEMA).exists():
             _ = self.work.outline
             return coming

@@ -70,9 +70,10 @@ def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Pr
     done = False
     try:
         engine = Engine(recipe, claim.desk, watch)
-        coming = engine.open()
-        with closing(_pool(workers, engine.setting)) as pool:
-            engine.run(pool, coming)
+        with closing(engine.blocks()) as raw:
+            coming = engine.fit(raw)
+            with closing(_pool(workers, engine.setting)) as pool:
+                engine.run(pool, coming)
         facts = finish(engine, read, digest)
         into_place(claim.desk, folder)
         done = True
