@@ -23,6 +23,7 @@ FEATURES: Mapping[str, str] = {
     "pca": f"{_HERE}.pca:PCA",
     "svd": f"{_HERE}.svd:SVD",
     "select": f"{_HERE}.select:Select",
+    "image": f"{_HERE}.image:Image",
 }
 """Kind → `module:Class`."""
 
