@@ -52,6 +52,6 @@ class _Places:
         blocks = np.searchsorted(self._starts, records, "right") - 1
         found = []
         for record, block in zip(records.tolist(), blocks.tolist(), strict=True):
-            rows = self._rows(block)
-            found.append(f"{rows.file}:{rows.lines[record - self._starts[block]]}")
+            file, line = self._rows(block).place(record - int(self._starts[block]))
+            found.append(f"{file}:{line}")
         return found

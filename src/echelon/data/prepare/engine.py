@@ -153,7 +153,7 @@ class Engine:
         features, outline = self.work.features, self.work.outline
         while True:
             passed = [self._passed("feature", at) for at in range(len(features))]
-            ready = {at for at, feature in enumerate(features) if passed[at] >= feature.passes}
+            ready = {at for at, feature in enumerate(features) if passed[at] >= feature.looks}
             active = [
                 (at, passed[at])
                 for at in range(len(features))

@@ -16,7 +16,7 @@ from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.engine import Engine
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.learnt import unpack
-from echelon.data.prepare.prepared import FILE, FORMAT, LEARNT, QUARANTINE, VERSION
+from echelon.data.prepare.prepared import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
 from echelon.data.prepare.quarantine import added
 from echelon.data.prepare.scatter import STAGE as SCATTER
 from echelon.data.prepare.shard import OUT, name_of
@@ -35,7 +35,7 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
     out = desk.stage(OUT)
     splits = {name: _manifest(desk, name) for name in SPLITS if (out / name).is_dir()}
     checksums = {f"{name}/{MANIFEST}": _sha256(out / name / MANIFEST) for name in splits}
-    for path in [_quarantine(work, out), *_learnt(work, out)]:
+    for path in [*_told_apart(work, out), *_learnt(work, out)]:
         checksums[str(path.relative_to(out))] = _sha256(path)
     facts = {
         "format": FORMAT,
@@ -85,17 +85,25 @@ def _manifest(desk: Desk, split: str) -> Manifest:
     return manifest
 
 
-def _quarantine(work: Work, out: Path) -> Path:
+def _told_apart(work: Work, out: Path) -> list[Path]:
+    """What is not used, and what is worth a look if there is any."""
+    stages = [segment.stage for segment in work.segments]
+    _gathered(work, out / NOTED, stages, "noted")
+    _gathered(work, out / QUARANTINE, [*stages, SCATTER], "jsonl")
+    if not (out / NOTED).stat().st_size:
+        (out / NOTED).unlink()
+        return [out / QUARANTINE]
+    return [out / QUARANTINE, out / NOTED]
+
+
+def _gathered(work: Work, path: Path, stages: Sequence[str], suffix: str) -> None:
     """Block by block, each in the order of the steps."""
-    path = out / QUARANTINE
-    stages = [segment.stage for segment in work.segments] + [SCATTER]
     with path.open("wb") as file:
         for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
             for stage in stages:
-                file.write(work.desk.path(stage, number, "jsonl").read_bytes())
+                file.write(work.desk.path(stage, number, suffix).read_bytes())
         file.flush()
         os.fsync(file.fileno())
-    return path
 
 
 def _learnt(work: Work, out: Path) -> list[Path]:
@@ -128,18 +136,27 @@ def _counts(work: Work) -> dict[str, Any]:
     """What became of every record that was read."""
     out: dict[str, int] = {}
     done: dict[str, int] = {}
+    noted: dict[str, int] = {}
     read = 0
     for stage in [*(segment.stage for segment in work.segments), SCATTER]:
         for facts in work.desk.recall(stage) or ():
             added(out, facts["out"])
             added(done, facts.get("counts", {}))
+            added(noted, facts.get("noted", {}))
             read += facts.get("read", 0)
     written = {
         name: sum(facts["rows"] for facts in work.desk.recall(f"shards-{name}") or ())
         for name in SPLITS
     }
     kept = read - sum(out.values())
-    return {"read": read, "out": out, "changed": done, "kept": kept, "written": written}
+    return {
+        "read": read,
+        "out": out,
+        "changed": done,
+        "noted": noted,
+        "kept": kept,
+        "written": written,
+    }
 
 
 def _told(manifest: Manifest) -> dict[str, int]:

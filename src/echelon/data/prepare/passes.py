@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LINES = "\x00line"
 """The column of a kept block that says where its records come from."""
+ORIGIN = b"origin"
 LEARNT_FROM = (None, "train")
 """Inputs of other splits are not looked at for cleaning."""
 
@@ -36,8 +37,18 @@ class Rows:
     file: str
     batch: pa.RecordBatch
     lines: NDArray[np.int64]
+    members: list[str] = field(default_factory=list)
+    """Files that are records of their own: those of lines `first`, `first` + 1, …"""
+    first: int = 0
     outs: list[Out] = field(default_factory=list)
+    noted: list[Out] = field(default_factory=list)
+    """Records that stay, and are worth a look."""
     counts: dict[str, int] = field(default_factory=dict)
+
+    def place(self, row: int) -> tuple[str, int]:
+        """File and line of a record."""
+        line = int(self.lines[row])
+        return (self.members[line - self.first], 1) if self.members else (self.file, line)
 
     def drop(self, rows: list[tuple[int, str]], step: str) -> None:
         if rows:
@@ -51,7 +62,7 @@ class Rows:
         self.batch = batch
 
     def _note(self, rows: list[tuple[int, str]], step: str) -> NDArray[np.bool_]:
-        self.outs += quarantine.dropped(self.file, self.lines, self.batch, rows, step)
+        self.outs += quarantine.told(self.place, self.batch, rows, step)
         stays = np.ones(len(self.lines), np.bool_)
         stays[[row for row, _ in rows]] = False
         self.lines = self.lines[stays]
@@ -70,7 +81,8 @@ def clean_block(
             Out(bad.file, bad.line, bad.reason, quarantine.cut(bad.text), "read", bad.records)
             for bad in parsed.bad
         ]
-        rows = Rows(block.file, parsed.batch, parsed.lines, outs)
+        members = [name for name, _ in block.members]
+        rows = Rows(block.file, parsed.batch, parsed.lines, members, block.record, outs)
         read = parsed.batch.num_rows + sum(bad.records for bad in parsed.bad)
         bad = next(quarantine.first(outs), "")
     else:
@@ -82,12 +94,14 @@ def clean_block(
     _partials(work, segment, number, rows.batch, split)
     save(desk.path(segment.stage, number, "arrow"), rows)
     desk.put(desk.path(segment.stage, number, "jsonl"), quarantine.text_of(rows.outs))
+    desk.put(desk.path(segment.stage, number, "noted"), quarantine.text_of(rows.noted))
     return {
         "file": rows.file,
         "read": read,
         "rows": rows.batch.num_rows,
         "bytes": rows.batch.nbytes,
         "out": quarantine.counted(rows.outs),
+        "noted": quarantine.counted(rows.noted),
         "counts": rows.counts,
         "bad": bad,
         "split": split,
@@ -98,6 +112,7 @@ def _step(work: Work, at: int, rows: Rows) -> None:
     step = work.steps[at]
     name = f"clean.{at} {step.kind}"
     done = step.clean(rows.batch, work.learnt_of("clean", at))
+    rows.noted += quarantine.told(rows.place, rows.batch, done.noted, name)
     rows.become(done.block, done.dropped, name)
     quarantine.added(rows.counts, {f"{name}: {what}": n for what, n in done.counts.items() if n})
 
@@ -166,7 +181,8 @@ def left(work: Work, segment: int, number: int) -> Rows:
 def save(path: Path, rows: Rows) -> None:
     """As a file that can be mapped."""
     batch = rows.batch.append_column(LINES, pa.array(rows.lines))
-    named = batch.replace_schema_metadata({"file": rows.file})
+    origin = json.dumps([rows.file, rows.members, rows.first])
+    named = batch.replace_schema_metadata({ORIGIN: origin})
     aside = Desk.aside(path)
     with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, named.schema) as stream:
         stream.write_batch(named)
@@ -176,7 +192,7 @@ def save(path: Path, rows: Rows) -> None:
 def loaded(desk: Desk, stage: str, number: int) -> Rows:
     with pa.memory_map(str(desk.path(stage, number, "arrow"))) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
-    metadata: Mapping[bytes, bytes] = batch.schema.metadata
+    file, members, first = json.loads(batch.schema.metadata[ORIGIN])
     lines = batch.column(LINES).to_numpy()
     plain = batch.drop_columns([LINES]).replace_schema_metadata(None)
-    return Rows(metadata[b"file"].decode(), plain, lines)
+    return Rows(file, plain, lines, members, first)

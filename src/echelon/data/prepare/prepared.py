@@ -23,6 +23,7 @@ FORMAT = "echelon-prepared"
 VERSION = 1
 LEARNT = "learnt"
 QUARANTINE = "quarantine.jsonl"
+NOTED = "noted.jsonl"
 
 
 @dataclass(frozen=True)

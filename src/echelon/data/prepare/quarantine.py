@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 _SHOWN = 500
 """Characters of a record that are shown."""
@@ -39,15 +37,14 @@ class Out:
         return json.dumps(plain | {"record": self.record}, ensure_ascii=False).encode() + b"\n"
 
 
-def dropped(
-    file: str,
-    lines: NDArray[np.int64],
+def told(
+    place: Callable[[int], tuple[str, int]],
     block: pa.RecordBatch,
     rows: Sequence[tuple[int, str]],
     step: str,
 ) -> list[Out]:
-    """These rows of a block, and the reason of each."""
-    return [Out(file, int(lines[row]), reason, _shown(block, row), step) for row, reason in rows]
+    """These rows of a block, each with its place and its reason."""
+    return [Out(*place(row), reason, _shown(block, row), step) for row, reason in rows]
 
 
 def text_of(outs: Iterable[Out]) -> bytes:

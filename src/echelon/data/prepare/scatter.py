@@ -89,7 +89,7 @@ def _without(
     if not gone:
         return kept, columns
     told = [(int(kept[row]), reason) for row, reason in gone]
-    rows.outs += quarantine.dropped(rows.file, rows.lines, rows.batch, told, step)
+    rows.outs += quarantine.told(rows.place, rows.batch, told, step)
     left_over = np.delete(np.arange(len(kept)), [row for row, _ in gone])
     return kept[left_over], take_all(columns, left_over)
 
