@@ -25,6 +25,8 @@ class Cleaned:
     """Row in the block that was given, and why it is gone."""
     counts: dict[str, int] = field(default_factory=dict)
     """What else was done, and to how many rows."""
+    noted: list[tuple[int, str]] = field(default_factory=list)
+    """Rows that stay and are worth a look, and why."""
 
 
 class Step(Section):
@@ -67,12 +69,52 @@ class Step(Section):
         raise AssertionError(self.kind, block.num_rows, len(learnt))
 
 
-def without(block: pa.RecordBatch, gone: NDArray[np.bool_], reason: str) -> Cleaned:
-    """The block without these rows, all of them for one reason."""
-    if not gone.any():
-        return Cleaned(block)
-    rows = np.flatnonzero(gone).tolist()
-    return Cleaned(block.filter(pa.array(~gone)), [(row, reason) for row in rows])
+class ColumnStep(Step):
+    """A step that works on one column, or alike on several."""
+
+    column: str | tuple[str, ...]
+    """The column, or a list of them."""
+
+    types: ClassVar[str] = ""
+    """What the columns must be, in words; nothing: anything."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else self.column
+
+    def reads(self) -> list[str]:
+        return list(self.columns)
+
+    def fits(self, kind: pa.DataType) -> bool:
+        """Whether it can work on a column of this type."""
+        return kind is not None
+
+    def check(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+        after = super().check(names)
+        for name in self.columns:
+            if not self.fits(names[name]):
+                raise DataError(
+                    f"step {self.kind}: column {name!r} is of type {names[name]}: it must be "
+                    f"{self.types}"
+                )
+        return after
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_string(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def without(block: pa.RecordBatch, reasons: Mapping[int, str], **counts: int) -> Cleaned:
+    """The block without these rows, and why they are gone."""
+    if not reasons:
+        return Cleaned(block, counts=counts)
+    stays = np.ones(block.num_rows, np.bool_)
+    stays[list(reasons)] = False
+    return Cleaned(block.filter(pa.array(stays)), sorted(reasons.items()), counts)
 
 
 def replaced(block: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
