@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from echelon import cross_entropy
 from echelon.core.config import ClipSection, OptimizerSection, ParameterServerSection
+from echelon.core.errors import NonFiniteError
 from echelon.core.protocols import Strategy
 from echelon.core.rows import RowRule
 from echelon.core.task import Task
@@ -154,3 +155,25 @@ def test_a_run_goes_on_with_other_servers_or_none() -> None:
     two.load_state_dict(first.state_dict())
     steps(two, micros[16:])
     assert difference(rows(two), rows(whole)) <= 1e-5
+
+
+class Rooted(nn.Module):
+    """Its rows begin at 0, where a root has no slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound = Table("sound", 3, rule=RULES["plain"])
+        self.roots = Table("roots", 3, rule=RULES["plain"], std=0.0)
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.layer(self.sound(ids).sum(1)) + self.roots(ids).sum(1).sqrt()
+        return found
+
+
+@pytest.mark.parametrize("name", ["single", "parameter_server"])
+def test_a_gradient_of_rows_that_is_not_finite_is_told_with_its_table(name: str) -> None:
+    trained = strategy(name, Task(model=Rooted, loss=cross_entropy), optimizer=ADAM)
+    trained.compute(batches()[:1])
+    with pytest.raises(NonFiniteError, match="step 1: the gradient of table 'roots' is not finite"):
+        trained.update()

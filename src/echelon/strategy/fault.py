@@ -19,14 +19,17 @@ def explain(
     micro: Iterable[Batch],
     loss_sum: Tensor,
     version: int,
+    table: str | None = None,
 ) -> str:
-    """One line with the step and the layer."""
+    """One line with the step and the layer; `table` has row gradients that are not finite."""
     step = version + 1
     named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
     layer = gradients.first_non_finite(named)
     loss = float(loss_sum)
     if torch.isfinite(loss_sum) and layer:
         return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
+    if torch.isfinite(loss_sum) and table:
+        return f"step {step}: the gradient of table {table!r} is not finite (loss sum {loss:g})"
     for batch in micro:
         if column := bad_column(batch):
             return f"step {step}: the loss is {loss}: input column {column!r} is not finite"

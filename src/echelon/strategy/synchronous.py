@@ -260,7 +260,8 @@ class Synchronous(ABC):
 
     def _explain(self) -> str:
         """Why this member's update is not finite."""
-        return explain(self.model, self._forward, self._micro, self._loss_sum, self.version)
+        table = self._rows.first_non_finite()
+        return explain(self.model, self._forward, self._micro, self._loss_sum, self.version, table)
 
     # What they all do alike.
 

@@ -11,6 +11,7 @@ from echelon.core.config import OptimizerSection
 from echelon.core.errors import TaskError
 from echelon.core.types import Batch, Sparse
 from echelon.models.table import Table
+from echelon.optim import gradients
 from echelon.optim.rows import RowGradients, Rows, merged
 
 
@@ -87,15 +88,23 @@ class RowUpdates:
         return self._found
 
     def push(self, factor: float, version: int) -> None:
-        """Make the update of every table."""
+        """Make the update of every table; `clear` follows."""
         for table, found in zip(self.tables, self.found(), strict=True):
             assert table.store is not None, "tables are opened when the model is built"
             if found is not None:
                 table.store.push(*found, factor=factor, version=version)
-        self.clear()
+
+    def first_non_finite(self) -> str | None:
+        """The first table with a gradient that is not finite."""
+        named = [
+            (table.name, found.sums)
+            for table, found in zip(self.tables, self.found(), strict=True)
+            if found is not None
+        ]
+        return gradients.first_non_finite(named)
 
     def clear(self) -> None:
-        """Drop what was not pushed."""
+        """Drop what was pushed, or will never be."""
         for table in self.tables:
             table.drop()
         self._found = None
