@@ -34,6 +34,11 @@ Columns: TypeAlias = Mapping[str, Values]
 """Column name → values of all rows of a block."""
 
 
+SPLIT, RECORD = "@split", "@record"
+"""What only a preparation knows of its rows, for features that read these names: the number of
+each one's split (int8) and its own (int64). They are absent when new records are encoded."""
+
+
 def rows(values: Values) -> int:
     """How many rows a column has."""
     return len(values.offsets) - 1 if isinstance(values, Ragged | Sparse) else len(values)

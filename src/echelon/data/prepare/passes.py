@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from echelon.data.prepare import keys, quarantine
-from echelon.data.prepare.columns import Columns, take_all
+from echelon.data.prepare.columns import RECORD, SPLIT, Columns, take_all
 from echelon.data.prepare.desk import Desk
-from echelon.data.prepare.learnt import pack, unpack
+from echelon.data.prepare.learnt import Learnt, pack, unpack
 from echelon.data.prepare.parse import parse
 from echelon.data.prepare.quarantine import Out
 from echelon.data.prepare.segments import Segment, comparing
@@ -156,14 +156,21 @@ def look_block(work: Work, stage: str, number: int, active: list[tuple[int, int]
 
 def train_rows(work: Work, number: int) -> Columns:
     rows = left(work, work.segments[-1].number + 1, number)
-    split = unpack(work.desk.path("plan", number, "plan").read_bytes())["split"]
-    block = columns_of(rows.batch, work.outline.wanted)
-    return take_all(block, np.flatnonzero(split == 0))
+    plan = unpack(work.desk.path("plan", number, "plan").read_bytes())
+    block = columns_of(rows.batch, work.outline.wanted) | planned(plan, work.outline.wanted)
+    return take_all(block, np.flatnonzero(plan["split"] == 0))
 
 
 def columns_of(batch: pa.RecordBatch, wanted: set[str] | None = None) -> dict[str, Any]:
     names = [name for name in batch.schema.names if wanted is None or name in wanted]
     return {name: batch.column(name) for name in names}
+
+
+def planned(plan: Learnt, wanted: set[str]) -> dict[str, Any]:
+    """What the plan says of the rows of a block, where a feature wants to know."""
+    split = plan["split"]
+    found = {SPLIT: split, RECORD: plan["first"] + np.arange(len(split))}
+    return {name: values for name, values in found.items() if name in wanted}
 
 
 def left(work: Work, segment: int, number: int) -> Rows:

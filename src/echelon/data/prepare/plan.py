@@ -117,7 +117,7 @@ def _write(
     for number, size in enumerate(records.sizes):
         here = slice(record, record + size)
         written = size if times is None else int(times[here].sum())
-        plan: dict[str, Any] = {"split": splits[here]}
+        plan: dict[str, Any] = {"split": splits[here], "first": record}
         if times is not None:
             plan["row"] = np.repeat(np.arange(size, dtype=np.int32), times[here])
         for name in ("shard", "place"):

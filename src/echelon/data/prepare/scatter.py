@@ -19,7 +19,7 @@ from echelon.data.prepare.columns import Columns, Values, take, take_all
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.forms import arrow, formed, part
 from echelon.data.prepare.learnt import Learnt, unpack
-from echelon.data.prepare.passes import Rows, columns_of, left
+from echelon.data.prepare.passes import Rows, columns_of, left, planned
 from echelon.data.prepare.step import mask
 from echelon.data.shards.schema import Schema, check_names
 
@@ -59,7 +59,8 @@ def _encoded(
 ) -> tuple[NDArray[np.int64], dict[str, tuple[Values, Any]]]:
     """Which rows are left, and the columns of them that are written, with Arrow's metadata."""
     kept: NDArray[np.int64] = np.arange(rows.batch.num_rows)
-    columns: Columns = columns_of(rows.batch, work.outline.wanted)
+    wanted = work.outline.wanted
+    columns: Columns = columns_of(rows.batch, wanted) | planned(plan, wanted)
     kept, columns = _without(rows, kept, columns, _gaps(work.recipe.keep, columns), "keep")
     for at, feature in enumerate(work.features):
         if not len(kept):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from echelon.core.errors import DataError
 from echelon.core.hashing import key, words
-from echelon.data.prepare.columns import Columns, Values
+from echelon.data.prepare.columns import RECORD, SPLIT, Columns, Values
 from echelon.data.prepare.features.categories import (
     CategoryFeature,
     count,
@@ -27,8 +27,6 @@ from echelon.data.prepare.features.figures import Figures
 from echelon.data.prepare.features.numbers import matrix
 from echelon.data.prepare.learnt import Learnt
 
-SPLIT, RECORD = "@split", "@record"
-"""Columns of a preparation's blocks: the number of a record's split, and its own."""
 _TAG = 0x7A46
 _TRAIN = 0
 _NAMES = ("count", "mean", "squares")
