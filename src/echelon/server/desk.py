@@ -78,12 +78,13 @@ class Desk:
         self._do(lambda: self._leave(member, conversation))
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
+        anew = generation > self.gate.generation
         self._do(lambda: self.gate.enter(time.monotonic(), generation, members))
         with self._changed:
             gone = self._asking.keys() - set(members)
-            if gone:
+            if gone or anew:
                 number, version = self._log.number + 1, self.gate.version
-                entry = Entry(number, version, forget=tuple(sorted(gone)))
+                entry = Entry(number, version, forget=tuple(sorted(gone)), anew=anew)
                 self._mirror([entry])
                 self._add(entry)
                 self._asking = {m: seq for m, seq in self._asking.items() if m not in gone}
@@ -248,7 +249,7 @@ class Desk:
             self.mirror.decided(entries, self.gate.state_dict(), wait=wait)
 
     def _add(self, entry: Entry) -> None:
-        self._shard.order.add(entry)
+        self._shard.add(entry)
         self._log.add(entry)
 
     def _push_of(self, member: int, seq: int) -> _Push:

@@ -46,6 +46,8 @@ class Entry(NamedTuple):
     gives: tuple[Give, ...] = ()
     forget: tuple[int, ...] = ()
     """Members who are gone: what they staged is not needed any more."""
+    anew: bool = False
+    """Whether a generation begins here: pushes of older ones that are not here never come."""
 
     def scale_of(self, square: float) -> float:
         """Of a measured one, whose sum has this square of its norm."""
@@ -66,6 +68,7 @@ class Entry(NamedTuple):
             "strengths": list(self.strengths),
             "gives": [[give.member, give.seq] for give in self.gives],
             "forget": list(self.forget),
+            "anew": self.anew,
         }
 
     @classmethod
@@ -85,6 +88,7 @@ class Entry(NamedTuple):
                 strengths=tuple(float(value) for value in plain["strengths"]),
                 gives=tuple(Give(int(m), int(s)) for m, s in plain["gives"]),
                 forget=tuple(int(member) for member in plain["forget"]),
+                anew=bool(plain["anew"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PeerError(f"an entry of the gate makes no sense: {error!r}") from None

@@ -95,7 +95,7 @@ class GateLink:
             raise PeerError(f"the gate sent a frame of kind {frame.kind}")
         fields = frame.fields()
         if fields.pop("incarnation", None) == self._shard.incarnation:
-            self._shard.order.add(Entry.from_json(fields))
+            self._shard.add(Entry.from_json(fields))
 
     def _measure(self, entry: Entry, square: float) -> float:
         """In this link's own thread, so that it has to listen itself."""

@@ -50,6 +50,10 @@ class Seat:
         """An outcome without weights."""
         self._connection.send(Kind.OUTCOME, head, seq=seq)
 
+    def hang_up(self) -> None:
+        """Whoever listens to the trainer does the rest, and the trainer sees that it is lost."""
+        self._connection.close()
+
     def close(self) -> None:
         """The connection is closed already."""
 

@@ -64,6 +64,8 @@ class Shard:
         self.seconds = self.waited = 0.0
         """Spent applying; spent waiting for the scale of a clipped update."""
         self.rounds = 0
+        self._anew = 0
+        """Number of the last entry with which a generation began."""
         self._holding: Holding | None = None
         self._seats: dict[int, Seat] = {}
         self._staged: dict[int, tuple[int, Seat]] = {}
@@ -111,6 +113,13 @@ class Shard:
             self.tables.clear()
             self._staged.clear()
             self.incarnation, self.version, self.number = incarnation, version, 0
+            self._anew = 0
+
+    def add(self, entry: Entry) -> None:
+        """The next one, as the gate says; `order.work` has to follow."""
+        if entry.anew:
+            self._anew = entry.number
+        self.order.add(entry)
 
     def sit(self, member: int, seat: Seat) -> None:
         self._seats[member] = seat
@@ -139,6 +148,9 @@ class Shard:
         return {key: float(value) for key, value in found.items()} | rows
 
     def _carry_out(self, entry: Entry) -> None:
+        if not self._has(entry):
+            self._give_up()
+            return
         here = self._seats
         seats = [(give, here[give.member]) for give in entry.gives if give.member in here]
         receivers = [seat for _, seat in seats if seat.chunked]
@@ -149,7 +161,7 @@ class Shard:
                 if self.holding.replicated:
                     self.order.put_back(entry)
                     raise Later from None
-                self.incarnation = 0  # trainers start again from a cut
+                self._give_up()
                 return
         else:
             heard = self.mirror.send(entry, (), 1.0, {})
@@ -166,6 +178,12 @@ class Shard:
             head = b"" if give.outcome is None else give.outcome.pack()
             with suppress(PeerError):  # it is gone: whoever listens to it will notice
                 seat.tell(kind, give.seq, head)
+
+    def _give_up(self) -> None:
+        """What these weights lack is nowhere else: trainers start again from a cut."""
+        self.incarnation = 0
+        for seat in list(self._seats.values()):
+            seat.hang_up()
 
     def repeat(self, entry: Entry, total: Sequence[Tensor], scale: float, rows: Sums) -> None:
         """What the shard did whose twin this is."""
@@ -222,7 +240,10 @@ class Shard:
         return self.measure(entry, square)
 
     def _may(self, entry: Entry) -> bool:
-        """Whether all its pushes are here: after a shard was lost, they are sent again."""
+        """After a shard was lost, pushes are sent again, unless their generation is over, too."""
+        return entry.number <= self._anew or self._has(entry)
+
+    def _has(self, entry: Entry) -> bool:
         staged = self._staged
         return all(staged.get(push.member, _NOTHING)[0] == push.seq for push in entry.pushes)
 

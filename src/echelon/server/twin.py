@@ -70,8 +70,11 @@ class Twin:
     def _follow(self) -> None:
         self._connection = connection = self._dial()
         try:
-            if self._over():
-                return
+            with self._lock:
+                if self._over():
+                    return
+                # The shard lives, and may have gone on without its twin meanwhile.
+                self._shard.incarnation = 0
             connection.send(Kind.HELLO, {})
             while (frame := connection.receive()) is not None:
                 with self._lock:
@@ -109,9 +112,9 @@ class Twin:
         holding = shard.holding
         part = blank(holding.partition, holding.shard, document["part"])
         self._body(connection, Kind.STATE, part.body())
-        shard.load(part, document["incarnation"], document["version"])
+        shard.load(part, 0, document["version"])
         self._load_rows(connection)
-        shard.number = document["number"]
+        shard.incarnation, shard.number = document["incarnation"], document["number"]
         self._decided.clear()
         self.past.clear()
         self.scales.clear()

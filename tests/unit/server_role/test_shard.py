@@ -1,0 +1,105 @@
+"""One shard, and one twin, without the processes around them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.unit.server_role.model import Job
+
+from echelon.comm.channel import Connection, Listener
+from echelon.comm.servers import documents
+from echelon.comm.servers.address import ShardAddress
+from echelon.comm.servers.messages import Kind
+from echelon.comm.servers.servers import Servers
+from echelon.comm.servers.set_up import Plan
+from echelon.server.entry import Entry, Staged
+from echelon.server.seats import Seat
+from echelon.server.settings import ServerSettings
+from echelon.server.shard import Shard
+from echelon.server.twin import Twin
+
+KEY = secrets.token_bytes(32)
+NAME = f"echelon-test-{secrets.token_hex(6)}"
+ADDRESS = ShardAddress(0, "127.0.0.1", 1, NAME)
+
+
+class Chair(Seat):
+    """Of a trainer that is not there."""
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def hang_up(self) -> None:
+        self.lost = True
+
+
+def plan() -> Plan:
+    job = Job(Servers([ADDRESS], KEY, 0), 0, replicas=1)
+    return Plan.of(job.layout, 1, job.rules)
+
+
+def made() -> Shard:
+    """One with weights."""
+    shard = Shard(0, 1)
+    shard.set_up(json.loads(plan().document), lambda _: None)
+    shard.load(shard.holding.flats.part(), 7, 3)
+    return shard
+
+
+def test_a_push_that_never_comes_takes_the_run_back_to_a_cut() -> None:
+    """Its entry was decided before the shard was lost, and its trainer was lost as well."""
+    shard, chair = made(), Chair()
+    shard.sit(1, chair)
+    shard.add(Entry(1, 4, (Staged(0, 5),)))
+    shard.order.work()
+    assert (shard.incarnation, shard.version, chair.lost) == (7, 3, False), "it may come yet"
+    shard.add(Entry(2, 4, anew=True))
+    shard.order.work()
+    assert (shard.incarnation, chair.lost) == (0, True)
+
+
+@contextmanager
+def followed(shard: Shard) -> Iterator[Connection]:
+    """What a shard has of its twin, after its hello."""
+    over = threading.Event()
+    twin = Twin(ServerSettings(0, (ADDRESS,), KEY, twin=True), shard, over.is_set)
+    listener = Listener(NAME, KEY, role="server 0")
+    thread = threading.Thread(target=twin.run)
+    thread.start()
+    try:
+        connection = listener.accept(10.0)
+        assert connection is not None
+        frame = connection.receive(10.0)
+        assert frame is not None
+        assert frame.kind == Kind.HELLO
+        yield connection
+        connection.close()
+    finally:
+        listener.close()
+        over.set()
+        thread.join()
+
+
+def test_a_twin_that_lost_its_shard_half_way_has_nothing() -> None:
+    shard = made()
+    with followed(shard) as connection:
+        assert shard.incarnation == 0, "the shard may have gone on without it"
+        part = shard.holding.flats.part()
+        document = {
+            "set_up": json.loads(plan().document),
+            "part": part.head(),
+            "incarnation": 8,
+            "version": 9,
+            "number": 2,
+        }
+        connection.send(Kind.MIRROR, {}, [documents.to_bytes(document)])
+        connection.send(Kind.STATE, {}, part.body())
+        deadline = time.monotonic() + 10.0
+        while shard.version != 9 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert (shard.incarnation, shard.version) == (0, 9), "the rows of its tables are missing"
