@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echelon.core.figures import figure, size
+from echelon.core.figures import size
 from echelon.data.inspect.numbers import Figures
 from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile, top
-from echelon.data.inspect.showing import cut, line, share, told
+from echelon.data.inspect.showing import cut, line, number, share, told
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BINS = 20
@@ -25,8 +25,8 @@ _VALUES, _VALUE = 3, 20
 def show(out: Console, profile: Profile) -> None:
     """Every part: its columns, its classes, examples of it."""
     estimated = False
-    for number, part in enumerate(profile.parts):
-        if number:
+    for part in profile.parts:
+        if part is not profile.parts[0]:
             out.print()
         _show_part(out, part, profile)
         estimated |= any(_estimated(column) for column in part.columns)
@@ -72,10 +72,10 @@ def _row(column: ColumnProfile) -> Iterator[str]:
     elif figures is None:
         yield from (column.span[0], "", "", column.span[1], "") if column.span else [""] * 5
     else:
-        yield figure(figures.min)
-        yield ("" if figures.exact else "≈ ") + figure(figures.quantiles[50])
-        yield figure(figures.mean)
-        yield figure(figures.max)
+        yield number(figures.min)
+        yield ("" if figures.exact else "≈ ") + number(figures.quantiles[50])
+        yield number(figures.mean)
+        yield number(figures.max)
         yield f"{_spark(figures)} {column.unit}".rstrip()
 
 
@@ -116,10 +116,9 @@ def _classes(part: PartProfile) -> Table:
 
 
 def _example(record: int, values: dict[str, Any]) -> Text:
-    found = Text(f"{record:>8,}  ", "dim")
-    for number, (name, value) in enumerate(values.items()):
-        found.append("  " if number else "")
-        found.append(f"{line(name)} ", "dim")
+    found = Text(f"{record:>8,}", "dim")
+    for name, value in values.items():
+        found.append(f"  {line(name)} ", "dim")
         found.append(cut(line(value), 120), "default")
     return found
 

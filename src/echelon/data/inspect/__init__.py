@@ -54,6 +54,8 @@ def _look(
     looking = Looking(examples)
     with closing(source.batches()) as batches:
         looking.look(batches, told)
+    if not looking.records:
+        raise DataError(f"{source.paths[0]}: empty: it has no records")
     columns = looking.columns()
     names = [column.name for column in columns]
     if label is not None and label not in names:

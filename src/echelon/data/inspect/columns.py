@@ -41,6 +41,10 @@ class Look:
         if len(column):
             self._take(column, keys)
 
+    def fits(self, field: Any) -> bool:  # noqa: ARG002
+        """Whether values of this type, which has the same kind, can stand beside those before."""
+        return True
+
     def profile(self, records: int) -> ColumnProfile:
         """What was found; where the column is absent in some files it is missing."""
         missing = self.missing + records - self.seen
@@ -70,12 +74,16 @@ class NumberLook(Look):
     def __init__(self, field: Any) -> None:
         super().__init__(field)
         self._numbers = Numbers()
-        kind = pa.float32() if pa.types.is_float16(field.type) else field.type
-        self._kind = pa.float64() if pa.types.is_decimal(kind) else kind
+        self._kind = _counted_as(field.type)
         self._distinct = Distinct(self._kind)
+
+    def fits(self, field: Any) -> bool:
+        return bool(pa.types.is_boolean(field.type) == pa.types.is_boolean(self._kind))
 
     def _take(self, column: Any, keys: Words) -> None:
         if column.type != self._kind:  # another file may have other numbers
+            if pa.types.is_floating(column.type) and pa.types.is_integer(self._kind):
+                self._kind = self._distinct.kind = pa.float64()
             column = column.cast(self._kind, safe=False)
         values = column.to_numpy(zero_copy_only=False)
         if values.dtype.kind == "f" and np.isnan(values).any():
@@ -88,6 +96,15 @@ class NumberLook(Look):
 
     def _found(self) -> dict[str, Any]:
         return {"numbers": self._numbers.figures(), **counted(self._distinct)}
+
+
+def _counted_as(kind: Any) -> Any:
+    """A type of numbers that all kernels know."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    return pa.float32() if pa.types.is_float16(kind) else kind
 
 
 class TextLook(Look):
@@ -179,4 +196,4 @@ def of_sample(values: Any, total: int) -> Figures | None:
     numbers = Numbers(len(values) or 1)
     numbers.add(values, record_keys(0, len(values)))
     figures = numbers.figures()
-    return None if figures is None else replace(figures, count=total)
+    return None if figures is None else replace(figures, count=total, zeros=None)

@@ -37,7 +37,7 @@ class Distinct:
     def __init__(self, kind: Any) -> None:
         self.counts: Counter[Any] | None = Counter()
         """How often each value occurs; None once there are too many."""
-        self._kind = kind
+        self.kind = kind
         self._smallest = Smallest(KEPT)
 
     def add(self, column: Any) -> None:
@@ -64,7 +64,7 @@ class Distinct:
             self.counts.update(dict(pairs))
         if max(len(values), len(self.counts)) > COUNTED:
             self._smallest.add(hashed(values))
-            self._smallest.add(hashed(pa.array(list(self.counts), self._kind)))
+            self._smallest.add(hashed(pa.array(list(self.counts), self.kind)))
             self.counts = None
 
 

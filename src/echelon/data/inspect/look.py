@@ -40,6 +40,8 @@ class Looking:
                 for where, batch in batches:
                     _finish(waiting)
                     told(self.records)
+                    if not batch.num_columns:
+                        raise DataError(f"{where}: its records have no columns")
                     waiting = list(self._begin(pool, where, _flat(batch)))
                 _finish(waiting)
             finally:
@@ -50,7 +52,6 @@ class Looking:
         first, self.records = self.records, self.records + batch.num_rows
         yield pool.submit(self._examples.add, batch, keys, first)
         for field, column in zip(batch.schema, batch.columns, strict=True):
-            field, column = _plain(field, column)
             yield pool.submit(self._look(where, field, first).add, column, keys)
 
     def _look(self, where: str, field: Any, first: int) -> Look:
@@ -62,7 +63,7 @@ class Looking:
         if known is None:
             known = self._looks[field.name] = kind(field)
             known.seen = known.missing = first
-        if kind is not type(known) and kind is not EmptyLook:
+        if kind is not EmptyLook and (kind is not type(known) or not known.fits(field)):
             raise DataError(
                 f"{where}: column {field.name!r} is of type {field.type}; before it was of type "
                 f"{known.type_name()}"
@@ -118,11 +119,13 @@ def _flat(batch: Any) -> Any:
     """Objects within objects as columns called `outer.inner`."""
     while any(pa.types.is_struct(field.type) for field in batch.schema):
         batch = pa.Table.from_batches([batch]).flatten().combine_chunks().to_batches()[0]
-    return batch
+    pairs = [_plain(field, column) for field, column in zip(batch.schema, batch, strict=True)]
+    fields, columns = zip(*pairs, strict=True)
+    return pa.RecordBatch.from_arrays(list(columns), schema=pa.schema(fields))
 
 
 def _plain(field: Any, column: Any) -> tuple[Any, Any]:
-    """Without dictionaries and views: values as they are."""
+    """Without dictionaries and views: values as they are. Python has no nanoseconds."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
@@ -130,6 +133,9 @@ def _plain(field: Any, column: Any) -> tuple[Any, Any]:
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         wide = pa.large_utf8() if pa.types.is_string_view(kind) else pa.large_binary()
         return field.with_type(wide), column.cast(wide)
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        coarse = pa.timestamp("us", kind.tz)
+        return field.with_type(coarse), column.cast(coarse, safe=False)
     return field, column
 
 
@@ -139,7 +145,7 @@ def _kind_of(kind: Any) -> type[Look]:
         return EmptyLook
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return NumberLook
-    if types.is_decimal(kind):
+    if types.is_decimal(kind) or types.is_duration(kind):
         return NumberLook
     if types.is_string(kind) or types.is_large_string(kind):
         return TextLook

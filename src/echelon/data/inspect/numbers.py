@@ -39,7 +39,7 @@ class Figures:
     mean: float
     max: float
     std: float
-    zeros: int
+    zeros: int | None
     infinite: int
     sampled: int
     quantiles: dict[int, float]

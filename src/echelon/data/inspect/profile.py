@@ -36,6 +36,8 @@ class ColumnProfile:
     words: Figures | None = None
     """Words of texts, between spaces; of a sample of them."""
     shape: tuple[int, ...] | None = None
+    channels: tuple[tuple[float, float], ...] | None = None
+    """Mean and deviation of each channel of images."""
     span: tuple[str, str] | None = None
     """The first and the last time."""
 
@@ -54,7 +56,7 @@ class ColumnProfile:
         if not self.counts:
             return False
         most = _FEW if self.kind == "number" else max(_FEW, self.present // 4)
-        return len(self.counts) <= most
+        return len(self.counts) <= min(most, self.present - 1)
 
     def as_data(self) -> dict[str, Any]:
         data: dict[str, Any] = {"name": self.name, "kind": self.kind, "type": self.type}
@@ -63,7 +65,7 @@ class ColumnProfile:
             data["distinct"] = {"count": self.distinct.value, "exact": self.distinct.exact}
         if self.counts is not None:
             data["values"] = [[value, count] for value, count in top(self.counts, 20)]
-        for name in ("blank", "shape", "span"):
+        for name in ("blank", "shape", "channels", "span"):
             if getattr(self, name) is not None:
                 data[name] = getattr(self, name)
         for name in ("numbers", "lengths", "words"):

@@ -17,6 +17,7 @@ from echelon.data.inspect.sample import Sample, record_keys
 from echelon.data.moments import Moments
 from echelon.data.shards.encode_arrow import WIDTH, sparse_pairs
 
+_CHANNELS = 4
 _PLACES = 64
 """Numbers looked at in each record of a sample of tensors."""
 
@@ -30,6 +31,9 @@ class ListLook(Look):
         self._lengths = Numbers()
         self._values = Numbers()
         self._count = 0
+
+    def fits(self, field: Any) -> bool:
+        return bool(sparse_pairs(field.type) == (self.kind == "sparse"))
 
     def type_name(self) -> str:
         if self.kind == "sequence":
@@ -66,6 +70,9 @@ class TensorLook(Look):
         self._size = math.prod(self._shape)
         self._sample = Sample(max(1, SAMPLED // min(self._size, _PLACES)))
 
+    def fits(self, field: Any) -> bool:
+        return str(field.type) == str(self.field.type)
+
     def type_name(self) -> str:
         return f"{self.field.type.value_type} {list(self._shape)}"
 
@@ -96,7 +103,12 @@ class TensorLook(Look):
         figures = None if sample is None else of_sample(sample[np.isfinite(sample)], 0)
         if figures is not None:
             figures = self._overall(figures)
-        return {"numbers": figures, "shape": self._shape}
+        return {"numbers": figures, "shape": self._shape, "channels": self._channels()}
+
+    def _channels(self) -> tuple[tuple[float, float], ...] | None:
+        if len(self._shape) != 3 or not 1 < self._shape[0] <= _CHANNELS:
+            return None
+        return tuple(zip(self._moments.mean.tolist(), self._moments.std.tolist(), strict=True))
 
     def _overall(self, figures: Figures) -> Figures:
         """Moments of all features or channels together."""

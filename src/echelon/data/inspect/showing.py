@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from echelon.core.figures import figure
 from echelon.data.inspect.distinct import Count
 
 LONGEST = 300
@@ -32,6 +34,8 @@ def line(value: Any) -> str:
         return "–"
     found = shown(value)
     text = found if isinstance(found, str) else _items(found)
+    if not text:
+        return "(empty)"
     return "".join(c if c.isprintable() else "␣" if c.isspace() else "�" for c in text)
 
 
@@ -47,6 +51,13 @@ def share(part: int, whole: int) -> str:
     if percent < 0.1:
         return "<0.1 %"
     return f"{percent:.1f} %" if percent < 99.95 else ">99.9 %"
+
+
+def number(value: float) -> str:
+    """As many digits as are of use: 1,400,000, 38.58, 0.002."""
+    if math.isfinite(value) and 1e6 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return figure(value)
 
 
 def told(count: Count) -> str:

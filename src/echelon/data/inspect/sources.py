@@ -19,7 +19,9 @@ from echelon.data.shards.manifest import MANIFEST
 
 _SPLITS = (*USUAL, "training", "validation", "val", "dev", "testing", "eval")
 _ORDER = ("tr", "va", "de", "te", "ev")
-_NOT_DATA = re.compile(r"^\.|^readme|^license|\.md$|\.json$|\.ya?ml$|^quarantine\.")
+_NOT_DATA = re.compile(
+    r"^\.|^readme|^license|\.md$|\.json$|\.ya?ml$|^(quarantine|labels|classes)\."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.core.figures import figure
 from echelon.core.html import Html, el, join
 from echelon.data.inspect.html.plots import histogram, values
 from echelon.data.inspect.numbers import Figures
 from echelon.data.inspect.profile import ColumnProfile
-from echelon.data.inspect.showing import share, told
+from echelon.data.inspect.showing import number, share, told
 
 _VALUES = 8
 
@@ -55,18 +54,26 @@ def _facts(column: ColumnProfile) -> Iterator[tuple[str, str]]:
         yield from _figures(column.numbers, "")
     if column.lengths is not None and not column.is_category:
         yield from _figures(column.lengths, f" {column.unit}")
+    if column.words is not None and not column.is_category:
+        yield "words, 5, 50, 95 %", _quantiles(column.words)
+    if column.channels is not None:
+        yield "mean by channel", " · ".join(number(mean) for mean, _ in column.channels)
+        yield "deviation", " · ".join(number(std) for _, std in column.channels)
 
 
 def _figures(found: Figures, unit: str) -> Iterator[tuple[str, str]]:
-    about = "" if found.exact else "≈ "
-    yield "lowest, highest", f"{figure(found.min)} – {figure(found.max)}{unit}"
-    yield "mean ± deviation", f"{figure(found.mean)} ± {figure(found.std)}"
-    quantiles = (figure(found.quantiles[share]) for share in (5, 50, 95))
-    yield "5, 50, 95 %", about + " · ".join(quantiles)
+    yield "lowest, highest", f"{number(found.min)} – {number(found.max)}{unit}"
+    yield "mean ± deviation", f"{number(found.mean)} ± {number(found.std)}"
+    yield "5, 50, 95 %", _quantiles(found)
     if found.zeros and not unit:
         yield "zeros", _part(found.zeros, found.count)
     if found.infinite:
         yield "infinite", f"{found.infinite:,}"
+
+
+def _quantiles(found: Figures) -> str:
+    about = "" if found.exact else "≈ "
+    return about + " · ".join(number(found.quantiles[share]) for share in (5, 50, 95))
 
 
 def _part(count: int, whole: int) -> str:

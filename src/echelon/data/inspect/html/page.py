@@ -42,7 +42,7 @@ def verdict(profile: Profile) -> str:
     if not first.balance:
         return f"{words}."
     counts = list(first.balance.values())
-    balance = f"{len(counts):,} classes, {figure(counts[0] / counts[-1])} to 1"
+    balance = f"{len(counts):,} classes, {counts[0] / counts[-1]:.3g} to 1"
     return f"{words}; the label is {first.label}: {balance}."
 
 

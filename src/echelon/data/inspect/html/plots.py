@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from echelon.core.figures import figure
 from echelon.core.html import Html, el, join
 from echelon.core.scale import Scale
 from echelon.data.inspect.numbers import Figures, Histogram
-from echelon.data.inspect.showing import cut, line, share
+from echelon.data.inspect.showing import cut, line, number, share
 
 _GAP = 0.12
 """Of a bar's width, where there are few."""
@@ -24,7 +23,7 @@ def histogram(found: Figures, said: str) -> Html:
     x = Scale(shape.edges[0], shape.edges[-1])
     whole = sum(shape.counts) + shape.below + shape.above
     tallest = max(1, *shape.counts)
-    bars = [_bar(shape, number, x, tallest, whole) for number, n in enumerate(shape.counts) if n]
+    bars = [_bar(shape, place, x, tallest, whole) for place, n in enumerate(shape.counts) if n]
     svg = el("svg", join(bars), _axis(x), role="img", aria_label=_spoken(found, said))
     return join((el("div", svg, class_="plot"), _left_out(shape)))
 
@@ -43,7 +42,7 @@ def _value(name: str, count: int, total: int, kind: str = "") -> Html:
     part = f"--part: {count / max(1, total):.4f}"
     return el(
         "li",
-        el("span", cut(name, 60) or "(empty)", title=name),
+        el("span", cut(name, 60), title=name),
         el("i", style=part),
         el("b", f"{count:,}"),
         el("small", share(count, total)),
@@ -51,9 +50,9 @@ def _value(name: str, count: int, total: int, kind: str = "") -> Html:
     )
 
 
-def _bar(shape: Histogram, number: int, x: Scale, tallest: int, whole: int) -> Html:
-    low, high = shape.edges[number], shape.edges[number + 1]
-    count = shape.counts[number]
+def _bar(shape: Histogram, place: int, x: Scale, tallest: int, whole: int) -> Html:
+    low, high = shape.edges[place], shape.edges[place + 1]
+    count = shape.counts[place]
     left, right = x.place(low), x.place(high)
     gap = _GAP * (right - left) if len(shape.counts) <= 50 else 0.0
     tall = max(_LOWEST, 100 * count / tallest)
@@ -73,7 +72,7 @@ def between(low: float, high: float) -> str:
     first, last = math.ceil(low), math.floor(high)
     if low - math.floor(low) == 0.5 and high - math.floor(high) == 0.5:
         return f"{first:,}" if first == last else f"{first:,}–{last:,}"
-    return f"{figure(low)} to {figure(high)}"
+    return f"{number(low)} to {number(high)}"
 
 
 def _axis(x: Scale) -> Html:
@@ -95,5 +94,5 @@ def _left_out(shape: Histogram) -> Html | None:
 
 
 def _spoken(found: Figures, said: str) -> str:
-    middle = figure(found.quantiles[50])
-    return f"{said}: from {figure(found.min)} to {figure(found.max)}, the median is {middle}"
+    middle = number(found.quantiles[50])
+    return f"{said}: from {number(found.min)} to {number(found.max)}, the median is {middle}"
