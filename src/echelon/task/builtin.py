@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from echelon import models
 from echelon.core.config import Job
+from echelon.core.errors import DataError
 from echelon.core.task import Task
 from echelon.core.types import Batch
 from echelon.data import Splits, augment, open_dense, open_language, open_table, open_text
+from echelon.data.opening.dense import TargetKind
+from echelon.data.opening.prepared import is_prepared, open_shards_of
 from echelon.models import InputFacts, Normalise
 from echelon.task import losses, metrics
 from echelon.task.choice import model_choice
@@ -25,8 +28,10 @@ _MOST_CLASSES_SHOWN = 100
 
 def classify(job: Job, fitted: Fitted = None) -> Task:
     """Vectors or images → one of several classes."""
-    splits = open_dense(job.data, job.seed, target="class", fitted=fitted)
-    facts = InputFacts(shape=splits.shape, outputs=len(splits.labels))
+    splits = _opened(job, fitted, target="class")
+    facts = InputFacts(
+        shape=splits.shape, outputs=len(splits.labels), sparse=splits.fitted.get("sparse", False)
+    )
     return _task(
         job,
         splits,
@@ -40,8 +45,8 @@ def classify(job: Job, fitted: Fitted = None) -> Task:
 
 def regress(job: Job, fitted: Fitted = None) -> Task:
     """Vectors or images → a number."""
-    splits = open_dense(job.data, job.seed, target="number", fitted=fitted)
-    facts = InputFacts(shape=splits.shape, outputs=1)
+    splits = _opened(job, fitted, target="number")
+    facts = InputFacts(shape=splits.shape, outputs=1, sparse=splits.fitted.get("sparse", False))
     return _task(
         job,
         splits,
@@ -54,12 +59,13 @@ def regress(job: Job, fitted: Fitted = None) -> Task:
 
 def text_classify(job: Job, fitted: Fitted = None) -> Task:
     """Texts → one of several classes."""
-    splits = open_text(job.data, job.seed, fitted=fitted)
-    facts = InputFacts(
-        shape=splits.shape,
-        outputs=len(splits.labels),
-        vocabulary=len(splits.fitted["vocabulary"]),
-    )
+    if is_prepared(job.data, fitted):
+        splits = _prepared(job, fitted, tokens=True)
+        vocabulary = splits.fitted["tokens"]
+    else:
+        splits = open_text(job.data, job.seed, fitted=fitted)
+        vocabulary = len(splits.fitted["vocabulary"])
+    facts = InputFacts(shape=splits.shape, outputs=len(splits.labels), vocabulary=vocabulary)
     return _task(
         job,
         splits,
@@ -144,6 +150,28 @@ def _task(job: Job, splits: Splits, model: Callable[[], nn.Module], **parts: Any
     )
 
 
+def _opened(job: Job, fitted: Fitted, target: TargetKind) -> Splits:
+    if not is_prepared(job.data, fitted):
+        return open_dense(job.data, job.seed, target=target, fitted=fitted)
+    splits = _prepared(job, fitted, tokens=False)
+    if bool(splits.labels) != (target == "class"):
+        have = "classes" if splits.labels else "numbers"
+        raise DataError(f"{splits.about['path']}: its targets are {have}: not for {job.task!r}")
+    return splits
+
+
+def _prepared(job: Job, fitted: Fitted, *, tokens: bool) -> Splits:
+    splits = open_shards_of(job.data, fitted)
+    if ("tokens" in splits.fitted) != tokens:
+        have = (
+            f"numbers: {job.task!r} is for tokens, as the feature of that kind makes them"
+            if tokens
+            else "tokens: they are for 'text_classify'"
+        )
+        raise DataError(f"{splits.about['path']}: column {splits.fitted['x']!r} holds {have}")
+    return splits
+
+
 def _model(job: Job, facts: InputFacts) -> nn.Module:
     name, values = model_choice(job)
     return models.build(name, models.options(name, values), facts)
@@ -151,6 +179,8 @@ def _model(job: Job, facts: InputFacts) -> nn.Module:
 
 def _normalised(job: Job, facts: InputFacts, fitted: Mapping[str, Any]) -> Callable[[], nn.Module]:
     mean, std = fitted.get("mean"), fitted.get("std")
+    if mean is None and "encoders" in fitted:  # prepared: a recipe has scaled it as it should be
+        return lambda: _model(job, facts)
 
     def build() -> nn.Module:
         fits = job.data.normalise and mean is not None and std is not None

@@ -21,9 +21,11 @@ def cross_entropy(output: Any, batch: Batch, *, target: str = "y") -> tuple[Tens
 
     In sequences, targets of -100 do not count. Takes a tensor, or an object with `logits` such
     as transformers' models give. Batches that were blended by mixup (columns `y2`, `mix`) are
-    scored against both of their targets.
+    scored against both of their targets. Samples with a `weight` count that much.
     """
     scores, y = logits(output), _tensor(batch, target)
+    if "weight" in batch:
+        return _weighed(scores, y, batch, target)
     if "mix" in batch:
         return _mixed(scores, y, _tensor(batch, f"{target}2"), _tensor(batch, "mix"))
     if y.dim() == 1:
@@ -62,6 +64,16 @@ def _mixed(scores: Tensor, y: Tensor, y2: Tensor, mix: Tensor) -> tuple[Tensor, 
     one = F.cross_entropy(scores, y, reduction="none")
     other = F.cross_entropy(scores, y2, reduction="none")
     return (mix * one + (1 - mix) * other).sum(), y.numel()
+
+
+def _weighed(scores: Tensor, y: Tensor, batch: Batch, target: str) -> tuple[Tensor, Tensor]:
+    weight = _tensor(batch, "weight").to(scores.dtype)
+    each = F.cross_entropy(scores, y, reduction="none")
+    if "mix" in batch:
+        mix = _tensor(batch, "mix")
+        other = F.cross_entropy(scores, _tensor(batch, f"{target}2"), reduction="none")
+        each = mix * each + (1 - mix) * other
+    return (each * weight).sum(), weight.sum()
 
 
 def _tensor(batch: Batch, name: str) -> Tensor:

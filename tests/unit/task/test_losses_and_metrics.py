@@ -31,6 +31,17 @@ def in_parts(metric: object, output: torch.Tensor, y: torch.Tensor) -> float:
     return float(metric.value(sum(totals[1:], start=totals[0])))  # type: ignore[attr-defined]
 
 
+def test_samples_with_a_weight_count_that_much() -> None:
+    output, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    weight = torch.tensor([0.5, 2.0, 0.0, 1.0])
+    loss_sum, total = cross_entropy(output, {"y": y, "weight": weight})
+    expected = (F.cross_entropy(output, y, reduction="none") * weight).sum()
+    torch.testing.assert_close(loss_sum, expected)
+    assert float(total) == 3.5
+    mixed = {"y": y, "y2": y, "mix": torch.rand(4), "weight": weight}
+    torch.testing.assert_close(cross_entropy(output, mixed)[0], expected)
+
+
 def test_cross_entropy_is_a_sum_and_a_count() -> None:
     output, y = scores(12, 5), classes(5, 12)
     loss_sum, weight = cross_entropy(output, {"y": y})

@@ -46,6 +46,11 @@ class Encoders:
         """What the feature that makes this column has learnt: classes, a vocabulary, …"""
         return self._maker(column)[1]
 
+    def different(self, column: str) -> int | None:
+        """How many tokens or categories this column can tell apart, if it holds such."""
+        feature, known = self._maker(column)
+        return feature.different(known)
+
     def sources(self, column: str) -> list[str]:
         """The columns that the feature which makes this one is made of."""
         return self._maker(column)[0].sources
@@ -73,8 +78,10 @@ class Encoders:
     def to_json(self) -> dict[str, Any]:
         said = self.recipe.values()
         kept = {key: said[key] for key in ("clean", "features", "seed") if key in said}
-        parts = {"clean": self.cleaning, "features": self.features}
-        learnt = {name: [_text(known) for _, known in part] for name, part in parts.items()}
+        learnt = {
+            "clean": [_text(known) for _, known in self.cleaning],
+            "features": [_text(known) for _, known in self.features],
+        }
         return {"recipe": kept, "learnt": learnt}
 
     @classmethod

@@ -84,3 +84,8 @@ class Feature(Section):
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         """The new columns, row for row. The same block and learnt give the same bytes."""
         raise AssertionError(self.kind, len(block), len(learnt))
+
+    def different(self, learnt: Learnt) -> int | None:
+        """How many tokens or categories its column can tell apart, where it holds such: they are
+        numbered from 0."""
+        return None

@@ -1,0 +1,214 @@
+"""Prepared data: what `echelon data prepare` has written, and raw records encoded as it was.
+
+train/, valid/ (or test/) ──────────────────────▶ shards, read as they are
+new records ─▶ cleaned ─▶ encoded, as learnt ───▶ columns in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.core.config.data import DataSection
+from echelon.core.errors import ConfigError, DataError, unknown
+from echelon.core.protocols import BatchSource
+from echelon.core.types import Batch
+from echelon.core.types import Sparse as SparseColumn
+from echelon.data.opening.frames import Frame
+from echelon.data.opening.origin import open_origin
+from echelon.data.opening.splits import Splits
+from echelon.data.prepare.columns import Ragged, Sparse, Values
+from echelon.data.prepare.encoders import Encoders
+from echelon.data.prepare.prepared import FILE, Prepared, open_prepared
+from echelon.data.shards import Field, ShardSource
+from echelon.data.shards.schema import length_name
+from echelon.data.sources import ColumnSource
+
+KIND = "prepared"
+_IDLE = ("format", "valid_path", "held_out", "text", "tokens", "vocabulary", "length", "options")
+_HELD_OUT = ("valid", "test")
+_SHOWN = 3
+
+
+def is_prepared(section: DataSection, fitted: Mapping[str, Any] | None = None) -> bool:
+    """Whether this is prepared data, or new data for a model that was trained on such."""
+    if fitted is not None:
+        return fitted.get("kind") == KIND
+    return section.path is not None and (Path(section.path).expanduser() / FILE).is_file()
+
+
+def open_shards_of(section: DataSection, fitted: Mapping[str, Any] | None = None) -> Splits:
+    """Column `x` as the recipe made it, `y` where records have a target, and `weight` if the
+    recipe balances classes. With `fitted` all records are held out."""
+    if fitted is None:
+        assert section.path is not None
+        _refuse_idle(section)
+        return _open(section, open_prepared(Path(section.path).expanduser()))
+    if is_prepared(section):
+        return _open_again(section, fitted)
+    return _open_new(section, fitted)
+
+
+def _refuse_idle(section: DataSection) -> None:
+    for key in _IDLE:
+        if getattr(section, key) != getattr(DataSection(), key):
+            raise ConfigError(
+                f"data.{key} has no effect on prepared data: it is for the recipe to say",
+                ("data", key),
+            )
+
+
+def _open(section: DataSection, prepared: Prepared) -> Splits:
+    fields = {field.name: field for field in prepared.manifest("train").schema}
+    fitted = _fitted(section, prepared, fields)
+    train = Renamed(ShardSource(prepared.path("train"), _columns(fitted, fields)), fitted)
+    held_out = next((name for name in _HELD_OUT if name in prepared.splits), None)
+    valid = None
+    if held_out is not None:
+        source = ShardSource(prepared.path(held_out), _columns(fitted, fields))
+        valid = Renamed(source, {**fitted, "weight": None})
+    about = {"name": prepared.folder.name, "path": str(prepared.folder), "rows": len(train)}
+    if valid is not None:
+        about |= {"held_out": str(prepared.path(str(held_out))), "held_out_rows": len(valid)}
+    labels = tuple(fitted.get("labels", ()))
+    return Splits(train, valid, labels, tuple(fitted["shape"]), fitted, about)
+
+
+def _open_again(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
+    """Another prepared folder, or the same one: the part of it that was trained on the least."""
+    assert section.path is not None
+    prepared = open_prepared(Path(section.path).expanduser())
+    if prepared.encoders.to_json() != fitted["encoders"]:
+        raise DataError(
+            f"{prepared.folder}: was prepared by another recipe, or learnt from other data, than "
+            f"what the model was trained on; give its raw records instead"
+        )
+    split = next((name for name in ("test", "valid", "train") if name in prepared.splits), "train")
+    fields = {field.name: field for field in prepared.manifest(split).schema}
+    source = Renamed(
+        ShardSource(prepared.path(split), _columns(fitted, fields)), {**fitted, "weight": None}
+    )
+    about = {"name": prepared.folder.name, "path": str(prepared.path(split))}
+    return _only(source, fitted, about)
+
+
+def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
+    texts = dict.fromkeys(fitted["texts"], "string")
+    origin = open_origin(section, new=True, types=texts)
+    encoders = Encoders.from_json(fitted["encoders"])
+    lacking = [name for name in encoders.sources(fitted["target"]) if not origin.train.has(name)]
+    encoded = encoders.encode(_batch(origin.train), without=lacking)
+    if encoded.refused:
+        some = [f"record {row}: {why}" for row, why in sorted(encoded.refused.items())[:_SHOWN]]
+        more = len(encoded.refused) - len(some)
+        told = "; ".join(some) + (f"; and {more} more" if more > 0 else "")
+        raise DataError(f"{origin.train.where}: not what the model knows: {told}")
+    wanted = [fitted["x"], *([] if lacking else [fitted["target"]])]
+    source = Renamed(_in_memory({name: encoded.columns[name] for name in wanted}), fitted)
+    return _only(source, fitted, dict(origin.about))
+
+
+def _only(source: BatchSource, fitted: Mapping[str, Any], about: dict[str, Any]) -> Splits:
+    labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
+    return Splits(
+        source, source, labels, shape, dict(fitted), {**about, "held_out_rows": len(source)}
+    )
+
+
+def _fitted(
+    section: DataSection, prepared: Prepared, fields: Mapping[str, Field]
+) -> dict[str, Any]:
+    target = section.target or "y"
+    numbers = [name for name, field in fields.items() if field.kind != "string"]
+    if target not in fields:
+        raise DataError(f"{prepared.folder}: {unknown('target column', target, numbers)}")
+    others = [name for name in numbers if name not in (target, "weight")]
+    given = section.columns or (("x",) if "x" in others else tuple(others))
+    if len(given) != 1:
+        raise DataError(
+            f"{prepared.folder}: the input is one column, but there are {', '.join(given)}: choose "
+            f"with data.columns, or put them side by side with a feature of kind join"
+        )
+    [x] = given
+    if x not in fields:
+        raise DataError(f"{prepared.folder}: {unknown('data.columns: column', x, others)}")
+    field = fields[x]
+    fitted: dict[str, Any] = {
+        "kind": KIND,
+        "x": x,
+        "target": target,
+        "encoders": prepared.encoders.to_json(),
+    }
+    fitted["weight"] = "weight" if "weight" in fields else None
+    fitted["shape"] = [field.width] if field.kind == "sparse" else list(field.shape)
+    fitted["sparse"] = field.kind == "sparse"
+    fitted["texts"] = [name for name, kind in prepared.facts["columns"].items() if "string" in kind]
+    learnt = prepared.learnt(target) if _is_made(prepared, target) else {}
+    if "classes" in learnt:
+        fitted["labels"] = [str(name) for name in learnt["classes"]]
+    if field.dtype == "uint8" and _is_made(prepared, x):  # images: normalised by the model
+        known = prepared.learnt(x)
+        fitted |= {key: np.asarray(known[key]).tolist() for key in ("mean", "std") if key in known}
+    if _is_made(prepared, x) and (tokens := prepared.encoders.different(x)) is not None:
+        fitted["tokens"] = tokens
+    return fitted
+
+
+def _is_made(prepared: Prepared, column: str) -> bool:
+    return any(feature.name == column for feature, _ in prepared.encoders.features)
+
+
+def _columns(fitted: Mapping[str, Any], fields: Mapping[str, Field]) -> list[str]:
+    wanted = (fitted["x"], fitted["target"], fitted["weight"])
+    return [name for name in wanted if name is not None and name in fields]
+
+
+class Renamed:
+    """Batches whose columns are called `x`, `y` and `weight`, as tasks know them."""
+
+    def __init__(self, source: BatchSource, fitted: Mapping[str, Any]) -> None:
+        self._source = source
+        self.chunkable = bool(getattr(source, "chunkable", False))
+        self._names = {fitted["x"]: "x", fitted["target"]: "y"}
+        self._names[length_name(fitted["x"])] = "x_length"
+        if fitted["weight"]:
+            self._names[fitted["weight"]] = "weight"
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def gather(self, rows: Tensor) -> Batch:
+        found = self._source.gather(rows)
+        return {new: _as_input(found[old]) for old, new in self._names.items() if old in found}
+
+
+def _as_input(column: Any) -> Any:
+    """Token numbers as torch wants them, whatever they are stored as."""
+    narrow = isinstance(column, Tensor) and column.dtype in (torch.int32, torch.int16)
+    return column.long() if narrow else column
+
+
+def _batch(frame: Frame) -> Any:
+    return frame.table.combine_chunks().to_batches()[0]
+
+
+def _in_memory(columns: Mapping[str, Values]) -> ColumnSource:
+    return ColumnSource({name: _column(values) for name, values in columns.items()})
+
+
+def _column(values: Values) -> Any:
+    if isinstance(values, Sparse):
+        indices = torch.from_numpy(values.indices.astype(np.int64))
+        numbers, offsets = torch.from_numpy(values.values), torch.from_numpy(values.offsets)
+        return SparseColumn(indices, numbers, offsets, values.width)
+    if isinstance(values, Ragged):
+        lengths = np.diff(values.offsets)
+        filled = np.zeros((len(lengths), int(lengths.max(initial=1))), values.values.dtype)
+        filled[np.arange(filled.shape[1]) < lengths[:, None]] = values.values
+        return filled
+    return values

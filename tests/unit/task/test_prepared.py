@@ -1,0 +1,141 @@
+"""Tasks on prepared data, and on raw records that are encoded as it was."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.config import job_from
+from echelon.core.errors import ConfigError, DataError
+from echelon.core.task import Task
+from echelon.core.types import Sparse
+from echelon.data.prepare.preparing import prepare
+from echelon.task.registry import load_task
+from echelon.task.registry import prepare as made_ready
+
+ROWS = [
+    (f"{2.0 + n % 7}", f"{n % 5}", ("red", "green", "blue")[n % 3], ("no", "yes")[n % 5 > 2])
+    for n in range(60)
+]
+FEATURES = [
+    {"kind": "standardise", "from": ["width", "height"], "to": "x"},
+    {"kind": "one_hot", "from": "colour", "to": "colours", "form": "sparse"},
+    {"kind": "classes", "from": "bought", "to": "y"},
+]
+
+
+def written(path: Path, rows: Sequence[tuple[str, ...]]) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        csv.writer(file).writerows([("width", "height", "colour", "bought"), *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("prepared")
+    raw = written(home / "raw.csv", ROWS)
+    recipe = {
+        "read": [{"path": str(raw)}],
+        "split": {"by": "stratified", "column": "bought", "train": 0.7, "valid": 0.3},
+        "balance": {"column": "bought", "how": "weight"},
+        "features": FEATURES,
+        "write": {"folder": str(home / "done"), "shards": 2},
+    }
+    prepare(recipe, workers=1)
+    return home / "done"
+
+
+def task(path: Path, name: str = "classify", fitted: Any = None, **data: Any) -> Task:
+    job = job_from({"task": name, "data": {"path": str(path), **data}})
+    return made_ready(load_task(job, fitted))
+
+
+def everything(source: Any) -> dict[str, Any]:
+    found: dict[str, Any] = source.gather(torch.arange(len(source)))
+    return found
+
+
+def test_shards_are_read_as_the_recipe_made_them(folder: Path) -> None:
+    found = task(folder)
+    train, valid = everything(found.train), everything(found.valid)
+    assert sorted(train) == ["weight", "x", "y"]
+    assert sorted(valid) == ["x", "y"], "weights are for training"
+    assert found.labels == ("no", "yes")
+    torch.testing.assert_close(train["x"].mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    assert len(train["y"]) + len(valid["y"]) == len(ROWS)
+    assert found.model()(train["x"]).shape == (len(train["y"]), 2)
+
+
+def test_sparse_rows_are_never_made_dense(folder: Path) -> None:
+    found = task(folder, columns=["colours"])
+    x = everything(found.train)["x"]
+    assert isinstance(x, Sparse)
+    assert x.width == 3
+    assert found.model()(x).shape == (len(found.train), 2)
+
+
+def test_raw_records_are_encoded_as_the_training_data_was(folder: Path, tmp_path: Path) -> None:
+    fitted = dict(task(folder).fitted)
+    again = everything(task(written(tmp_path / "raw.csv", ROWS), fitted=fitted).valid)
+    known = everything(task(folder).train)
+    rows = {tuple(row) for row in again["x"].tolist()}
+    assert {tuple(row) for row in known["x"].tolist()} <= rows
+    assert again["y"].tolist() == [int(row[-1] == "yes") for row in ROWS]
+
+
+def test_records_without_a_target_can_be_predicted(folder: Path, tmp_path: Path) -> None:
+    fitted = dict(task(folder).fitted)
+    new = tmp_path / "new.csv"
+    new.write_text("width,height,colour\n4,1,red\n", encoding="utf-8")
+    assert sorted(everything(task(new, fitted=fitted).valid)) == ["x"]
+
+
+def test_records_that_a_model_cannot_know_are_told(folder: Path, tmp_path: Path) -> None:
+    fitted = dict(task(folder).fitted)
+    odd = written(tmp_path / "odd.csv", [*ROWS[:2], ("1", "2", "red", "perhaps")])
+    with pytest.raises(DataError, match=r"odd.csv: .*record 2: class 'perhaps'.*not in train"):
+        task(odd, fitted=fitted)
+
+
+def test_another_preparation_is_not_taken_for_the_same(folder: Path, tmp_path: Path) -> None:
+    fitted = dict(task(folder).fitted)
+    assert len(task(folder, fitted=fitted).valid) == 18
+    other = tmp_path / "other"
+    raw = written(tmp_path / "raw.csv", ROWS[:40])
+    recipe = {"read": [{"path": str(raw)}], "features": FEATURES, "write": {"folder": str(other)}}
+    prepare(recipe, workers=1)
+    with pytest.raises(
+        DataError, match="was prepared by another recipe, or learnt from other data"
+    ):
+        task(other, fitted=fitted)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("text_classify", {}, "column 'x' holds numbers: 'text_classify' is for tokens"),
+        ("regress", {}, "its targets are classes: not for 'regress'"),
+        ("classify", {"target": "z"}, "target column 'z'"),
+        ("classify", {"columns": ["z"]}, "column 'z'"),
+        (
+            "classify",
+            {"columns": ["x", "colours"]},
+            "the input is one column, but there are x, col",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    folder: Path, name: str, data: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        task(folder, name, **data)
+
+
+def test_what_the_recipe_says_cannot_be_said_again(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.held_out has no effect on prepared data"):
+        task(folder, held_out=0.5)
