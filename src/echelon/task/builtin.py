@@ -14,7 +14,7 @@ from echelon.core.task import Task
 from echelon.core.types import Batch
 from echelon.data import Splits, augment, open_dense, open_language, open_table, open_text
 from echelon.data.opening.dense import TargetKind
-from echelon.data.opening.prepared import is_prepared, open_shards_of
+from echelon.data.opening.origin import is_prepared
 from echelon.models import InputFacts, Normalise
 from echelon.task import losses, metrics
 from echelon.task.choice import model_choice
@@ -161,6 +161,8 @@ def _opened(job: Job, fitted: Fitted, target: TargetKind) -> Splits:
 
 
 def _prepared(job: Job, fitted: Fitted, *, tokens: bool) -> Splits:
+    from echelon.data.opening.prepared import open_shards_of  # recipes take a while to import
+
     splits = open_shards_of(job.data, fitted)
     if ("tokens" in splits.fitted) != tokens:
         have = (

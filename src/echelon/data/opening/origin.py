@@ -12,7 +12,10 @@ from echelon.core.errors import DataError
 from echelon.data.opening.frames import Frame, class_names, load
 from echelon.data.opening.parts import Part, Parts, Recognise, find_parts
 from echelon.data.readers.detect import format_of_name
+from echelon.data.shards.manifest import PREPARED
 from echelon.data.shipped import load_shipped
+
+PREPARED_KIND = "prepared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,10 @@ def check_fitted(fitted: Mapping[str, Any], kind: str) -> None:
     found = fitted.get("kind")
     if found != kind:
         raise DataError(f"the run was trained on {found} data; here {kind} data is opened")
+
+
+def is_prepared(section: DataSection, fitted: Mapping[str, Any] | None = None) -> bool:
+    """Whether this is prepared data, or new data for a model that was trained on such."""
+    if fitted is not None:
+        return fitted.get("kind") == PREPARED_KIND
+    return section.path is not None and (Path(section.path).expanduser() / PREPARED).is_file()

@@ -20,26 +20,18 @@ from echelon.core.protocols import BatchSource
 from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
 from echelon.data.opening.frames import Frame
-from echelon.data.opening.origin import open_origin
+from echelon.data.opening.origin import PREPARED_KIND, is_prepared, open_origin
 from echelon.data.opening.splits import Splits
 from echelon.data.prepare.columns import Ragged, Sparse, Values
 from echelon.data.prepare.encoders import Encoders
-from echelon.data.prepare.prepared import FILE, Prepared, open_prepared
+from echelon.data.prepare.prepared import Prepared, open_prepared
 from echelon.data.shards import Field, ShardSource
 from echelon.data.shards.schema import length_name
 from echelon.data.sources import ColumnSource
 
-KIND = "prepared"
 _IDLE = ("format", "valid_path", "held_out", "text", "tokens", "vocabulary", "length", "options")
 _HELD_OUT = ("valid", "test")
 _SHOWN = 3
-
-
-def is_prepared(section: DataSection, fitted: Mapping[str, Any] | None = None) -> bool:
-    """Whether this is prepared data, or new data for a model that was trained on such."""
-    if fitted is not None:
-        return fitted.get("kind") == KIND
-    return section.path is not None and (Path(section.path).expanduser() / FILE).is_file()
 
 
 def open_shards_of(section: DataSection, fitted: Mapping[str, Any] | None = None) -> Splits:
@@ -139,7 +131,7 @@ def _fitted(
         raise DataError(f"{prepared.folder}: {unknown('data.columns: column', x, others)}")
     field = fields[x]
     fitted: dict[str, Any] = {
-        "kind": KIND,
+        "kind": PREPARED_KIND,
         "x": x,
         "target": target,
         "encoders": prepared.encoders.to_json(),

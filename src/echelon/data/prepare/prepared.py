@@ -16,9 +16,9 @@ from echelon.data.prepare import learnt
 from echelon.data.prepare.encoders import Encoded, Encoders
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.shards.manifest import Manifest, read_manifest
+from echelon.data.shards.manifest import PREPARED, Manifest, read_manifest
 
-FILE = "prepared.json"
+FILE = PREPARED
 FORMAT = "echelon-prepared"
 VERSION = 1
 LEARNT = "learnt"

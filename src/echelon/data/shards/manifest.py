@@ -15,6 +15,8 @@ from echelon.core.errors import DataError
 from echelon.data.shards.schema import Field, Schema
 
 MANIFEST = "manifest.json"
+PREPARED = "prepared.json"
+"""What describes prepared data: splits, each of which is a folder of shards."""
 FORMAT = "echelon-shards"
 VERSION = 1
 BLOCK = 1 << 20
