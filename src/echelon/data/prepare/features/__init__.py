@@ -9,6 +9,7 @@ from echelon.core.errors import ConfigError, unknown
 from echelon.data.prepare.feature import Feature
 
 _HERE = "echelon.data.prepare.features"
+_TEXT = "echelon.data.prepare.text"
 FEATURES: Mapping[str, str] = {
     "classes": f"{_HERE}.classes:Classes",
     "standardise": f"{_HERE}.standardise:Standardise",
@@ -24,6 +25,13 @@ FEATURES: Mapping[str, str] = {
     "svd": f"{_HERE}.svd:SVD",
     "select": f"{_HERE}.select:Select",
     "image": f"{_HERE}.image:Image",
+    "tokens": f"{_TEXT}.ids:TokenIds",
+    "one_hot_text": f"{_TEXT}.bag:OneHotText",
+    "bag": f"{_TEXT}.bag:Bag",
+    "tfidf": f"{_TEXT}.bag:Tfidf",
+    "hashed_text": f"{_TEXT}.hashed_text:HashedText",
+    "word2vec": f"{_TEXT}.word2vec:Word2Vec",
+    "sentences": f"{_TEXT}.sentences:Sentences",
 }
 """Kind → `module:Class`."""
 

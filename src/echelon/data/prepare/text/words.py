@@ -88,7 +88,8 @@ def _whole_numbers(piece: Piece, links: _Links) -> _Links:
     at = np.minimum(_first_other(piece.kinds, begins), places)
     keep = np.ones(len(links.places), bool)
     keep[some] = at == places
-    return _Links(*(values[keep] for values in links))
+    begins, places, ends, numbers = links
+    return _Links(begins[keep], places[keep], ends[keep], numbers[keep])
 
 
 def _first_other(kinds: Bytes, places: Whole) -> Whole:

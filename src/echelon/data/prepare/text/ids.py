@@ -1,0 +1,61 @@
+"""Texts as numbers of tokens: what textcnn and gpt read."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from pydantic import PositiveInt, model_validator
+
+from echelon.core.config.base import SettingError
+from echelon.data.prepare.columns import Array, Columns, Ragged, Values
+from echelon.data.prepare.learnt import Learnt
+from echelon.data.prepare.text.base import Chosen
+from echelon.data.prepare.text.numbers import numbers_of
+from echelon.data.prepare.text.tokens import Tokens
+
+PADDING, UNKNOWN = 0, 1
+RESERVED = ("<padding>", "<unknown>")
+
+
+class TokenIds(Chosen):
+    """Kind `tokens`: 0 is padding, 1 any token without a number, then the vocabulary's terms."""
+
+    length: PositiveInt | None = None
+    """Texts are cut or padded to this many tokens; left out: sequences of any length."""
+
+    @model_validator(mode="after")
+    def _one_vocabulary(self) -> Self:
+        if self.by == "bpe" and "vocabulary" in self.model_fields_set:
+            raise SettingError(
+                "by = 'bpe' has its own vocabulary: `pieces` says how large it is",
+                "vocabulary",
+                "by",
+            )
+        return self
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return ("bpe",) if self.by == "bpe" else super().stages
+
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
+        tokens = self.tokens(block, learnt)
+        vocabulary = tokens.terms if self.by == "bpe" else learnt["terms"]
+        ids = Ragged(numbered(tokens, vocabulary), tokens.offsets)
+        return {self.name: ids if self.length is None else padded(ids, self.length)}
+
+
+def numbered(tokens: Tokens, vocabulary: Any) -> Array:
+    """The number of each token, from 2 on for those in the vocabulary."""
+    numbers = numbers_of(tokens.terms, vocabulary) + len(RESERVED)
+    numbers[numbers < len(RESERVED)] = UNKNOWN
+    return numbers[tokens.codes]
+
+
+def padded(ragged: Ragged, length: int) -> Array:
+    """The first `length` numbers of each row, with 0 behind the last."""
+    starts, lengths = ragged.offsets[:-1], np.minimum(np.diff(ragged.offsets), length)
+    there = np.arange(length) < lengths[:, None]
+    out = np.zeros((len(lengths), length), ragged.values.dtype)
+    out[there] = ragged.values[(starts[:, None] + np.arange(length))[there]]
+    return out
