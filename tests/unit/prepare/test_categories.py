@@ -54,6 +54,14 @@ def test_what_train_has_not_may_be_refused() -> None:
     assert not feature("one_hot", "text").refused({"text": pa.array(["c"])}, learnt)
 
 
+def test_another_type_than_in_train_is_refused() -> None:
+    made = feature("one_hot", "n")
+    learnt = learn(made, {"n": pa.array([1, 2])})
+    assert encode(made, {"n": pa.array(["2", "1"])}, learnt).tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(DataError, match="is of type large_string; in train it was int64"):
+        encode(made, {"n": pa.array(["two"])}, learnt)
+
+
 def test_rare_categories_are_left_out() -> None:
     columns: Columns = {"text": pa.array([*"aaabbbccd", None])}
     learnt = learn(feature("one_hot", "text", at_least=2), columns, 4)
@@ -100,6 +108,8 @@ def test_wrong_columns_are_refused() -> None:
     made = feature("one_hot", "a")
     with pytest.raises(DataError, match="column 'a' is of type list"):
         made.check({"a": pa.list_(pa.int8())})
+    with pytest.raises(DataError, match="column 'a' is of type binary"):
+        made.check({"a": pa.binary()})
     with pytest.raises(DataError, match="column 'a' has several values per record"):
         made.look(0, {"a": Ragged(np.ones(1), np.array([0, 1]))}, {})
     with pytest.raises(DataError, match="feature cross: a alone: name two or more"):
@@ -146,6 +156,8 @@ def test_sources_have_buckets_of_their_own() -> None:
     np.add.at(wanted, (np.arange(500)[:, None], numbers), 1)
     assert (sparse == wanted).all()
     assert sparse.max() == 2
+    assert feature("hashed", "a", buckets=3).different({}) == 3
+    assert feature("hashed", "a", buckets=3, form="sparse").different({}) is None
 
 
 def test_crosses_are_combinations() -> None:
@@ -161,6 +173,7 @@ def test_crosses_by_bucket() -> None:
     found = encode(made, {"a": left, "b": right}, {})
     assert len(np.unique(found)) == 1600, "1 × 2 is not 2 × 1"
     assert made.makes({})["out"] == pa.null()
+    assert made.different({}) == 1 << 40
 
 
 def test_joined_dense_columns() -> None:

@@ -84,6 +84,14 @@ def test_all_kinds_of_numbers() -> None:
     assert fit(feature("min_max", "small"), columns).shape == (3,)
 
 
+def test_large_whole_numbers_are_rounded() -> None:
+    stamps = pa.array([0, 1_700_000_000_123_456_789, None]).cast(pa.timestamp("ns"))
+    columns: Columns = {"t": stamps, "n": pa.array([2**64 - 1, 0, 2**63], pa.uint64())}
+    found = fit(feature("min_max", ["t", "n"], missing="keep"), columns)
+    wanted: Any = [[0, 1], [1, 0], [np.nan, 0.5]]
+    np.testing.assert_allclose(found, wanted)
+
+
 def test_bins_are_those_of_scikit_learn() -> None:
     x = np.hstack([load_diabetes().data, CANCER[:442]])
     x = x[:, [len(np.unique(np.quantile(c, np.linspace(0, 1, 11)))) == 11 for c in x.T]]
@@ -104,6 +112,7 @@ def test_bins_of_few_values_and_of_missing_ones() -> None:
     spread = learn(made, {"c0": pa.array(range(100))})
     new: Columns = {"c0": pa.array([-1000, 0, 30, 60, 99, 1000])}
     assert encode(made, new, spread).tolist() == [0, 0, 1, 2, 3, 3]
+    assert made.different(spread) == 5
 
 
 @given(
@@ -158,6 +167,8 @@ def test_wrong_columns_are_refused_before_anything_is_read() -> None:
     made = feature("standardise", "c0")
     with pytest.raises(DataError, match="feature standardise: column 'c0' is of type string"):
         made.check({"c0": pa.string()})
+    with pytest.raises(DataError, match="column 'c0' is of type month_day_nano_interval"):
+        made.check({"c0": pa.month_day_nano_interval()})
     with pytest.raises(DataError, match="column 'c0' is unknown"):
         made.check({"c1": pa.float64()})
     with pytest.raises(DataError, match="made of a, b: say with `to`"):

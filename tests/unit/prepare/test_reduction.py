@@ -180,6 +180,10 @@ def test_more_columns_than_there_are_cannot_be_selected() -> None:
         learn(feature("select", "x", label="y", size=31), WIDE)
     with pytest.raises(DataError, match="column 'z' is unknown"):
         learn(feature("select", "x", label="z", size=1), WIDE)
+    none: Columns = {"x": CANCER.data, "y": pa.nulls(len(CANCER.data), pa.float64())}
+    for of in ("class", "number"):
+        with pytest.raises(DataError, match="no record of train has a 'y'"):
+            learn(feature("select", "x", label="y", of=of, size=1), none)
 
 
 PAIRS = pa.list_(pa.struct([("index", pa.int64()), ("value", pa.float64())]))

@@ -48,6 +48,9 @@ class Bins(NumberFeature):
         bounds = apart(learnt["bounds"], learnt["sizes"])
         return self.made(block, binned(self.matrix(block), bounds, self.bins))
 
+    def different(self, learnt: Learnt) -> int:
+        return self.bins + 1
+
 
 def bin_bounds(summary: Summary, bins: int) -> NDArray[np.float64]:
     """The values at which the second and later bins begin."""

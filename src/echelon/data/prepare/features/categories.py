@@ -31,9 +31,11 @@ class CategoryFeature(Feature):
         super().check(names)
         named(self)
         for name in self.sources:
-            if pa.types.is_nested(names[name]) or pa.types.is_large_binary(names[name]):
+            kind = names[name]
+            bytes_of = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+            if bytes_of or pa.types.is_nested(kind) or isinstance(kind, pa.ExtensionType):
                 raise DataError(
-                    f"feature {self.kind}: column {name!r} is of type {names[name]}: categories "
+                    f"feature {self.kind}: column {name!r} is of type {kind}: categories "
                     f"are strings, whole numbers or truth values"
                 )
 
@@ -93,6 +95,10 @@ class Tally:
         if self._pending > _OFTEN:
             self._settle()
 
+    def any(self) -> bool:
+        """Whether there is any value at all."""
+        return any(part.num_rows for part in self._parts)
+
     def _settle(self) -> Any:
         whole = pa.concat_tables(self._parts)
         whole = whole.group_by("value").aggregate([("count", "sum")])
@@ -149,9 +155,19 @@ def encode(columns: Sequence[Any], learnt: Learnt) -> list[Codes]:
     found = []
     for at, (column, missing) in enumerate(zip(columns, learnt["missing"], strict=True)):
         known = pa.array(learnt[f"categories {at}"])
-        numbers = pc.index_in(column.cast(known.type), known, skip_nulls=True)
+        numbers = pc.index_in(_as_known(column, known.type), known, skip_nulls=True)
         codes: Codes = numbers.fill_null(UNSEEN).to_numpy().astype(np.int64)
         if missing and column.null_count:
             codes[column.is_null().to_numpy(zero_copy_only=False)] = len(known)
         found.append(codes)
     return found
+
+
+def _as_known(column: Any, kind: pa.DataType) -> Any:
+    """New records may have read a column as another type than train had."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        raise DataError(
+            f"a column of categories is of type {column.type}; in train it was {kind}"
+        ) from None

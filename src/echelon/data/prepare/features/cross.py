@@ -46,3 +46,6 @@ class Cross(CategoryFeature):
             return {self.name: pc.binary_join_element_wise(*texts, SEPARATOR)}
         together = reduce(joined, (bits(column) for column in columns))
         return {self.name: buckets(together, self.buckets, key(_TAG, self.seed))}
+
+    def different(self, learnt: Learnt) -> int | None:
+        return self.buckets

@@ -43,6 +43,9 @@ class Hashed(CategoryFeature):
             return {self.name: found[0] if len(found) == 1 else np.stack(found, 1)}
         return {self.name: _summed(np.stack(found, 1), self.buckets)}
 
+    def different(self, learnt: Learnt) -> int | None:
+        return self.buckets if self.form == "numbers" else None
+
 
 def bits(column: Any) -> NDArray[np.uint64]:
     """64 bits for each category, the same in every block and run."""

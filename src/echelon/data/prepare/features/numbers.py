@@ -112,7 +112,8 @@ def _from_arrow(kind: str, name: str, values: Any) -> NDArray[Any]:
         return np.full(len(values), np.nan)
     if pa.types.is_temporal(form):
         values = _since(values)
-    return np.asarray(pc.cast(values, pa.float64()).fill_null(np.nan).to_numpy())
+    # Not safe: whole numbers beyond 2⁵³ are rounded.
+    return np.asarray(pc.cast(values, pa.float64(), safe=False).fill_null(np.nan).to_numpy())
 
 
 def _since(values: Any) -> Any:
@@ -129,10 +130,10 @@ def _fits(form: pa.DataType) -> bool:
         pa.types.is_floating,
         pa.types.is_boolean,
         pa.types.is_decimal,
-        pa.types.is_temporal,
         pa.types.is_null,
     )
-    return any(test(form) for test in tests)
+    times = pa.types.is_temporal(form) and not pa.types.is_interval(form)
+    return times or any(test(form) for test in tests)
 
 
 def _is_single(values: Values) -> bool:

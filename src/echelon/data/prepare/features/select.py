@@ -106,6 +106,8 @@ class Select(Feature):
             if self.of == "class":
                 tally.add(partial["values 0"], partial["counts 0"])
         found = columns.summaries()
+        if not (tally.any() if self.of == "class" else found and len(found[-1].values)):
+            raise DataError(f"feature {self.kind}: no record of train has a {self.label!r}")
         learnt: Learnt = {"sparse": sparse}
         if self.of == "class":
             learnt["classes"] = tally.chosen(1, None)
