@@ -14,7 +14,7 @@ from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
 from echelon.comm.servers.messages import Kind
-from echelon.comm.servers.row_messages import GONE, blank_state, outline, unpack_rows
+from echelon.comm.servers.row_messages import GONE, blank_state, most_rows, outline, unpack_rows
 from echelon.comm.servers.row_room import (
     AREAS,
     LARGEST,
@@ -53,6 +53,8 @@ class RowTalk:
     def rows(self, frame: Frame) -> None:
         head = unpack_rows(frame.head)
         held = self._shard.tables.at(head.table)
+        if head.size > most_rows(held.spec.width):
+            raise PeerError(f"asks for {head.size:,} rows of {held.spec.width} numbers at once")
         if head.shared:
             shapes = pull_shapes(head.size, held.spec.width)
             theirs, out = carve(self._area(head.area), head.place, shapes)
@@ -83,7 +85,7 @@ class RowTalk:
     def room(self, frame: Frame) -> None:
         match frame.fields():
             case {"area": int(area), "size": int(size)} if (
-                self._memory and 0 <= area < AREAS and 0 <= size <= LARGEST
+                self._memory and 0 <= area < AREAS and 0 < size <= LARGEST
             ):
                 segment = self._connection.receive_segment(size)
                 segment.close()

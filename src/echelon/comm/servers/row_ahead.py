@@ -18,7 +18,7 @@ from torch import Tensor
 
 from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
-from echelon.comm.servers.row_messages import GONE, PIECE, RowHead, pack_rows
+from echelon.comm.servers.row_messages import GONE, RowHead, most_rows, pack_rows
 from echelon.comm.servers.row_room import AHEAD, AREAS, RowRooms, carve, pull_shapes, room_for
 from echelon.comm.servers.row_shares import Sharing
 
@@ -58,7 +58,7 @@ class RowsAhead:
         self._before, self._batches = self._batches, []
 
     def ask(self, links: Sequence[Link], table: int, ids: Tensor, width: int) -> None:
-        if not len(ids) or ids.nbytes + 4 * width * len(ids) > PIECE:
+        if not 0 < len(ids) <= most_rows(width):
             return
         sharing = Sharing.of(ids, len(links))
         parts = [

@@ -52,6 +52,11 @@ class RowHead(NamedTuple):
     """Of shared memory; and whether these are rows of the next batch, or of this one."""
 
 
+def most_rows(width: int) -> int:
+    """That are asked for, or sent, in one message."""
+    return max(1, PIECE // (4 * width))
+
+
 def pack_rows(head: RowHead) -> bytes:
     flags = head.counted | head.more << 1 | head.shared << 2 | head.area << 3
     return _HEAD.pack(head.table, head.size, flags, head.place)

@@ -16,9 +16,9 @@ from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.row_ahead import RowsAhead
 from echelon.comm.servers.row_messages import (
-    PIECE,
     RowHead,
     blank_state,
+    most_rows,
     outline,
     pack_rows,
     pieces,
@@ -73,8 +73,7 @@ class RemoteTables:
         early: Tensor | None = self.insist(lambda: self.ahead.take(self.links, at, ids))
         if early is not None:
             return early
-        width = self.specs[at].width
-        step = max(1, PIECE // (4 * width))
+        step = most_rows(self.specs[at].width)
         parts = [
             self.insist(lambda start=start: self._pull(at, ids[start : start + step]))  # type: ignore[misc]
             for start in range(0, max(1, len(ids)), step)
@@ -183,7 +182,7 @@ class RemoteTables:
         return rows
 
     def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
-        step = max(1, PIECE // (4 * self.specs[at].width))
+        step = most_rows(self.specs[at].width)
         for start in range(0, len(parts[0]), step):
             ids, sums, *counts = (part[start : start + step] for part in parts)
             head = pack_rows(RowHead(at, len(ids), bool(counts), start > 0))

@@ -17,12 +17,15 @@ from echelon.comm.channel import Connection, Frame, handshake
 from echelon.comm.channel.cipher import TAG, Cipher
 from echelon.comm.channel.frames import HEADER, pack
 from echelon.comm.channel.handshake import Card, Keys
+from echelon.comm.channel.sealed import RECORD, SMALL
 from echelon.comm.channel.sockets import Address, open_socket
 from echelon.comm.peers import this_host
 
 _ABOUT = struct.Struct("<BQQI")
 _FIELDS = struct.Struct("<4sBBHIQQI")
 LARGEST = 512
+LONG = 0.02
+"""The part of bodies that are too large for one record."""
 
 
 class Wrong(AssertionError):
@@ -67,7 +70,10 @@ class Peer:
     def frame(self) -> Sent:
         rng = self._rng
         kind, seq = rng.randrange(240), rng.getrandbits(64)
-        body = rng.randbytes(rng.choice((0, 0, 1, 30, LARGEST)))
+        size = rng.choice((0, 0, 1, 30, LARGEST))
+        if rng.random() < LONG:
+            size = rng.randrange(SMALL - 1, 2 * RECORD + 2)
+        body = rng.randbytes(size)
         head = _ABOUT.pack(kind, seq, len(body), crc32(body)) + rng.randbytes(rng.randrange(20))
         return self.made(kind, seq, head, body)
 
@@ -76,9 +82,17 @@ class Peer:
         self._next = self._next + 1 & 0xFFFFFFFF
         if self._cipher is None:
             return Sent(header + head + body, len(body))
-        record = bytearray(len(head) + len(body) + TAG)
-        self._cipher.seal(memoryview(head + body), memoryview(record), header)
-        return Sent(header + record, 0)
+        small = len(body) <= SMALL
+        parts = [] if small else [body[at : at + RECORD] for at in range(0, len(body), RECORD)]
+        records = [self._sealed(head + body if small else head, header)]
+        records += [self._sealed(part) for part in parts]
+        return Sent(header + b"".join(records), 0)
+
+    def _sealed(self, text: bytes, beside: bytes = b"") -> bytes:
+        assert self._cipher is not None
+        record = bytearray(len(text) + TAG)
+        self._cipher.seal(memoryview(text), memoryview(record), beside)
+        return bytes(record)
 
     def lie(self) -> Sent:
         """A frame whose checks are right and whose fields are not."""

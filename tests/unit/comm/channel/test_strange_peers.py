@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -195,8 +195,9 @@ def test_no_mutant_gets_in(kind: str, seed: int) -> None:
         serving = pool.submit(_served, opened)
         caller, keys = greet(opened.address, KEY, seal=sealed)
         with caller:
-            caller.sendall(mutated(keys, sealed, random.Random(seed)))
-            caller.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it has seen enough before all was sent
+                caller.sendall(mutated(keys, sealed, random.Random(seed)))
+                caller.shutdown(socket.SHUT_WR)
             assert serving.result(10), "the mutant was let in"
 
 
