@@ -18,7 +18,7 @@ from echelon.data.prepare.splits import ranks as ranks_module
     kinds=st.integers(1, 30),
     seed=st.integers(),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_shards_have_equal_counts_of_everything(
     rows: int, shards: int, kinds: int, seed: int
 ) -> None:

@@ -49,7 +49,7 @@ def test_records_of_a_split_come_from_everywhere() -> None:
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=60),
     parts=st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)),
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_every_class_is_divided_within_one_record(
     counts: list[int], parts: tuple[int, int, int]
 ) -> None:
