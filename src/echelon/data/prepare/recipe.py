@@ -140,7 +140,7 @@ class Recipe(Section):
 def _kind(values: Mapping[str, Any], where: str, at: int) -> str:
     kind = values.get("kind")
     if not isinstance(kind, str):
-        raise ConfigError(f"{where}.{at}: it must say its kind", (where, at))
+        raise ConfigError("it must say its kind", (where, at))
     return kind
 
 

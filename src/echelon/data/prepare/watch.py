@@ -8,11 +8,11 @@ from typing import Protocol
 class Watch(Protocol):
     """Sees the work go by; its faults would be the caller's."""
 
-    def began(self, what: str, total: int | None) -> None:
+    def began(self, what: str, total: int | None, /) -> None:
         """A part of the work begins; `total` steps, where that is known."""
         ...
 
-    def advanced(self, done: int) -> None:
+    def advanced(self, done: int, /) -> None:
         """So many steps of it are done."""
         ...
 
