@@ -127,7 +127,7 @@ def test_quantiles_are_numpys(values: list[int], bins: int) -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-@pytest.mark.parametrize("span", [4, 256])
+@pytest.mark.parametrize("span", [4, 32, 256])
 def test_ranks_of_a_long_stream_are_within_the_bound(
     span: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,10 +136,10 @@ def test_ranks_of_a_long_stream_are_within_the_bound(
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.lognormal(k / 10, 2, 1000) for k in range(60)])
     (summary,) = sketch.sketches(sketch.partial([x[i : i + 1000]]) for i in range(0, 60_000, 1000))
-    at = np.linspace(0, 1, 101)
+    at = np.linspace(0, 1, 1001)
     ranks = np.searchsorted(np.sort(x), sketch.quantiles(summary, at)) / len(x)
     steps = 1 + int(np.ceil(np.log(60) / np.log(span)))
-    assert abs(ranks - at).max() <= steps / (2 * 64) + 2e-5
+    assert abs(ranks - at).max() <= steps / (2 * 64) + 1e-4
     assert sketch.quantiles(summary, np.array([0.0, 1.0])).tolist() == [x.min(), x.max()]
     assert summary.counts.sum() == len(x)
 

@@ -7,7 +7,8 @@ SPAN summaries are then put together in one more step, SPAN of these in another,
 
     rank error ≤ (1 + ⌈log_SPAN blocks⌉) / (2 · SIZE) of all records
 
-which is 0.025 % for up to 256 blocks and 0.037 % for up to 65,536.
+which is 0.037 % for up to 1,024 blocks and 0.049 % for up to 32,768. It takes 2 MB per column and
+level, however long the stream is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 4096
-SPAN = 256
+SPAN = 32
 
 
 class Summary(NamedTuple):
@@ -135,13 +136,14 @@ def _together(values: NDArray[np.float64], counts: NDArray[np.int64]) -> Summary
 
 
 def _shortened(summary: Summary) -> Summary:
-    """At most SIZE values, each for about as many records; the ends are kept."""
+    """The first and last record, and SIZE values between them for about as many records each."""
     if len(summary.values) <= SIZE:
         return summary
     ranks = summary.counts.cumsum()
-    # SIZE parts of whole records; each is stood for by the value in its middle.
-    edges = (np.arange(SIZE + 1) * int(ranks[-1])) // SIZE
-    middles = (edges[:-1] + edges[1:]) // 2
-    middles[0], middles[-1] = 0, ranks[-1] - 1
+    last = int(ranks[-1]) - 1
+    edges = np.concatenate([[0], 1 + np.arange(SIZE + 1) * (last - 1) // SIZE, [last + 1]])
+    # A part is stood for by the record in its middle.
+    middles = (edges[:-1] + edges[1:] - 1) // 2
     values = summary.values[np.searchsorted(ranks, middles, "right")]
-    return _together(values, np.diff(edges))
+    counts = np.diff(edges)
+    return _together(values[counts > 0], counts[counts > 0])
