@@ -19,8 +19,8 @@ from echelon.core.hashing import key
 from echelon.data.prepare.text.corpus import Corpus, Passage
 from echelon.data.prepare.text.threads import one_thread
 
-_BATCH = 2048
-"""Places of the corpus that are learnt from at one time."""
+_BATCH, _BATCHES = 2048, 64
+"""Places of the corpus that are learnt from at one time; fewer, to have so many steps an epoch."""
 _DRAWN = 256
 """Words drawn at random for each batch; together they weigh as `negative` per pair."""
 _EPSILON = 1e-6
@@ -44,10 +44,11 @@ def train_vectors(corpus: Corpus, counts: NDArray[Any], plan: Plan) -> NDArray[n
     with one_thread():
         tables = _Tables(len(counts), plan)
         draw = _Draw(counts, plan)
+        size = min(_BATCH, max(1, corpus.size // _BATCHES))
         for epoch in range(plan.epochs):
             for number in draw.order(len(corpus), epoch):
                 done = (epoch + draw.part) / plan.epochs
-                for batch in _batches(draw.thinned(corpus[number]), plan.window, draw):
+                for batch in _batches(draw.thinned(corpus[number]), plan.window, size, draw):
                     tables.learn(batch, draw.others(), plan.rate * max(0.05, 1 - done))
         vectors: NDArray[np.float32] = tables.inner.numpy()
         return vectors
@@ -103,10 +104,10 @@ class _Draw:
         return tokens[kept], texts[kept]
 
 
-def _batches(texts: tuple[Tensor, Tensor], window: int, draw: _Draw) -> Iterator[_Batch]:
+def _batches(texts: tuple[Tensor, Tensor], window: int, size: int, draw: _Draw) -> Iterator[_Batch]:
     tokens, owner = texts
     steps = torch.tensor([d for d in range(-window, window + 1) if d])
-    for places in draw.shuffled(len(tokens)).split(_BATCH):
+    for places in draw.shuffled(len(tokens)).split(size):
         at = places[:, None] + steps
         inside = at.clamp(0, len(tokens) - 1)
         there = (at == inside) & (owner[inside] == owner[places][:, None])
