@@ -71,8 +71,9 @@ class Numbers:
             finite = np.isfinite(values)
             self._infinite += len(values) - int(finite.sum())
             values, keys = values[finite], keys[finite]
-        for start in range(0, len(values), _ROWS):
-            self._moments.add(values[start : start + _ROWS])
+        with np.errstate(over="ignore", invalid="ignore"):  # deviations may be too large to square
+            for start in range(0, len(values), _ROWS):
+                self._moments.add(values[start : start + _ROWS])
         self._zeros += len(values) - int(np.count_nonzero(values))
         rows = self._sample.chosen(keys)
         self._sample.add(keys[rows], values[rows].astype(np.float64))

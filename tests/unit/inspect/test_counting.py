@@ -1,0 +1,112 @@
+"""Hashes, different values and even samples: right for few, near for many, the same every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from echelon.data.inspect.distinct import COUNTED, KEPT, Distinct
+from echelon.data.inspect.hashes import LONG, hashed
+from echelon.data.inspect.sample import Sample, record_keys
+
+TEXTS = ["", "a", "a\0", "\0", "ab", "abcdefgh", "abcdefghi", "é" * 300, "x" * LONG, "x" * 9000]
+
+
+def test_a_text_has_the_same_hash_wherever_it_stands() -> None:
+    whole = hashed(pa.array(TEXTS))
+    assert len(set(whole.tolist())) == len(TEXTS)
+    alone = [hashed(pa.array([text], pa.large_utf8()))[0] for text in TEXTS]
+    assert whole.tolist() == alone
+    turned = hashed(pa.array(["first", *TEXTS[::-1], "last"]).slice(1, len(TEXTS)))
+    assert turned[::-1].tolist() == alone
+    assert hashed(pa.array(["a" * n for n in range(200)] * 200))[-1] == hashed(
+        pa.array(["a" * 199])
+    )
+
+
+def test_a_hash_is_the_same_on_every_machine() -> None:
+    found = [int(hashed(pa.array([value]))[0]) for value in ("abc", 7, 2.5)]
+    assert found == [17004067876659911664, 16184226688143867045, 18369869265329653772]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(np.arange(50_000)),
+        pa.array(np.arange(50_000, dtype=np.float32)),
+        pa.array(np.arange(50_000) * 86_400_000_000, pa.timestamp("us")),
+        pa.array(np.arange(50_000, dtype=np.int32), pa.date32()),
+        pa.array([f"{n}" for n in range(50_000)]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_values_of_every_type_are_told_apart(column: pa.Array) -> None:
+    assert len(np.unique(hashed(column))) == 50_000
+
+
+def test_minus_zero_is_zero() -> None:
+    minus, plus = hashed(pa.array([-0.0, 0.0])).tolist()
+    assert minus == plus
+
+
+def counted(values: pa.Array, piece: int = 10_000) -> Distinct:
+    distinct = Distinct(values.type)
+    for start in range(0, len(values), piece):
+        distinct.add(values.slice(start, piece))
+    return distinct
+
+
+def test_few_values_are_counted_one_by_one() -> None:
+    distinct = counted(pa.array(["a", "b", "a", "c"] * 20_000))
+    assert distinct.count() == (3, True)
+    assert distinct.counts == {"a": 40_000, "b": 20_000, "c": 20_000}
+
+
+@pytest.mark.parametrize("piece", [100, 10_000, 1_000_000])
+def test_more_than_can_be_counted_are_still_known_exactly_while_their_hashes_fit(
+    piece: int,
+) -> None:
+    values = np.random.default_rng(0).permutation(np.repeat(np.arange(COUNTED + 500), 3))
+    distinct = counted(pa.array(values), piece)
+    assert distinct.counts is None
+    assert distinct.count() == (COUNTED + 500, True)
+
+
+@pytest.mark.parametrize("kind", ["int", "float", "text"])
+def test_many_values_are_estimated_within_a_few_per_cent(kind: str) -> None:
+    numbers = np.random.default_rng(1).integers(0, 10**9, 100_000)
+    true = len(np.unique(numbers))
+    twice = np.tile(numbers, 2)
+    column = pa.array([f"u{n}" for n in twice] if kind == "text" else twice)
+    if kind == "float":
+        column = column.cast(pa.float64())
+    found = counted(column).count()
+    assert not found.exact
+    assert abs(found.value - true) < 4 * true / np.sqrt(KEPT)
+    assert counted(column, 33_333).count() == found
+
+
+def test_a_small_stream_is_its_own_sample() -> None:
+    sample = Sample(10)
+    for first in range(0, 8, 3):
+        sample.add(record_keys(first, 3), np.arange(first, first + 3))
+    assert sample.values().tolist() == list(range(9))
+    assert Sample(3).values() is None
+
+
+def test_a_sample_is_even_in_order_and_the_same_however_the_stream_is_cut() -> None:
+    def taken(piece: int) -> list[int]:
+        sample = Sample(500)
+        for first in range(0, 50_000, piece):
+            keys = record_keys(first, piece)
+            rows = sample.chosen(keys)
+            sample.add(keys[rows], first + rows)
+        found: list[int] = sample.values().tolist()
+        return found
+
+    found = taken(1000)
+    assert len(found) == 500
+    assert found == sorted(found) == taken(50_000) == taken(10)
+    quarters = np.bincount(np.array(found) // 12_500)
+    assert quarters.min() > 90  # 125 each, give or take 10
