@@ -60,7 +60,7 @@ class _Cutter:
         content, heading = self._content, self._heading(head)
         if not content.data and content.whole:
             header = "it has a header but no records"
-            yield self._fault(f"empty: {header}" if heading.size else "empty", 0)
+            yield self._fault(f"empty: {header}" if heading.names else "empty", 0)
         wanted = self._size
         while content.data:
             part, last = content.data[:wanted], len(content.data) <= wanted

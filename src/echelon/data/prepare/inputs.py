@@ -38,7 +38,7 @@ Listed = tuple[str, int, str]
 
 
 class Input(Section):
-    """One row of a recipe's `read`; a plain string is its path."""
+    """One row of a recipe's `read`."""
 
     path: str
     """A file, a folder, a pattern such as `train*.csv.gz`, or an fsspec URL."""

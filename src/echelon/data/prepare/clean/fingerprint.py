@@ -15,22 +15,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from echelon.core.hashing import Words, words
+from echelon.core.hashing import Words, key, words
 
 LONG = 4096
 """A row of more bytes is hashed by itself: that is quicker than to wait for it."""
 _ROWS = 1 << 14
 """Rows at a time: what they need stays in the processor's cache."""
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
+_MISSING = np.array([key(0xF1, lane) for lane in range(2)], np.uint64)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def fingerprints(columns: Sequence[Any]) -> NDArray[np.uint64]:
     """[rows, 2]: two words for each row of these columns."""
-    return of_bytes(as_bytes(columns))
+    if len(columns) > 1:
+        return of_bytes(_rows(columns))
+    # The text itself is enough, but for one that is missing.
+    text = _text(columns[0])
+    found = of_bytes(text.fill_null(b""))
+    if text.null_count:
+        found[text.is_null().to_numpy(zero_copy_only=False)] = _MISSING
+    return found
 
 
-def as_bytes(columns: Sequence[Any]) -> Any:
+def _rows(columns: Sequence[Any]) -> Any:
     """Each row as bytes, so that rows which differ anywhere differ in them.
 
     A cell is its length and its text, or a mark that it is missing: nothing can be shifted from
@@ -41,8 +49,6 @@ def as_bytes(columns: Sequence[Any]) -> Any:
         text = _text(column)
         size = pc.binary_length(text).cast(pa.large_utf8()).cast(pa.large_binary())
         cells += [size.fill_null(b"-"), text.fill_null(b"")]
-    if len(columns) == 1 and not columns[0].null_count:
-        return cells[1]
     return pc.binary_join_element_wise(*cells, pa.scalar(b"\x1f", pa.large_binary()))
 
 

@@ -20,7 +20,8 @@ _FEWEST = 50
 """Records that something can be told from, at least."""
 _EPOCHS = 5
 _SHOWN = 10
-_NEVER = -100.0
+_FAR = 50.0
+"""A score beyond it is as good as certain; its exponential is still a number."""
 
 Floats = NDArray[np.float32]
 
@@ -72,7 +73,8 @@ def judged(bag: Bag, fold: NDArray[np.uint64], weights: Floats, bias: Floats) ->
     out = np.empty((rows.shape[0], weights.shape[1]), np.float32)
     for one in range(len(weights)):
         mine = np.flatnonzero(fold == np.uint64(one))
-        chance = 1 / (1 + np.exp(-(rows[mine] @ weights[one].T + bias[one])))
+        score = np.clip(rows[mine] @ weights[one].T + bias[one], -_FAR, _FAR)
+        chance = 1 / (1 + np.exp(-score))
         out[mine] = chance / chance.sum(1, keepdims=True)
     return out
 
@@ -85,7 +87,7 @@ def _fitted(
     from sklearn.linear_model import SGDClassifier
 
     weights = np.zeros((classes, width), np.float32)
-    bias = np.full(classes, _NEVER, np.float32)
+    bias = np.full(classes, -_FAR, np.float32)
     present = np.unique(y[seen])
     if len(present) < 2:
         bias[present] = 0

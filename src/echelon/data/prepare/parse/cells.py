@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from echelon.data.prepare import scan
-from echelon.data.prepare.parse.parsed import empty, is_utf8, one_batch
+from echelon.data.prepare.parse.parsed import all_utf8, empty, is_utf8, one_batch
 
 _CHUNK = 1 << 18
 """Bytes that Arrow parses at a time: what stays in the cache is twice as quick."""
@@ -32,7 +32,11 @@ class Read(NamedTuple):
 
 
 class Table:
-    """How the rows of a file are to be read."""
+    """How the rows of a file are to be read.
+
+    Arrow cannot tell of a row of a wrong length that is not UTF-8: such rows must not come here,
+    but to `refusal`.
+    """
 
     def __init__(
         self, names: Sequence[str], delimiter: str, quote: bool, missing: Sequence[str]
@@ -55,11 +59,15 @@ class Table:
 
     def refusal(self, record: bytes, wanted: pa.Schema) -> str | None:
         """Why this one record cannot be read; None if it can."""
+        legible = record.decode("utf-8", "replace").encode()
+        ragged = self._strictly(legible, pa.schema([])).ragged
+        if ragged:
+            return self.told(ragged[0][1])
         try:
-            read = self._strictly(record, wanted)
+            self._strictly(record, wanted)
         except pa.ArrowInvalid as error:
             return self._explained(str(error))
-        return self.told(read.ragged[0][1]) if read.ragged else None
+        return None
 
     def told(self, cells: int) -> str:
         """What is said of a row of a wrong length."""
@@ -73,7 +81,8 @@ class Table:
         reasons = {row: self.told(cells) for row, cells in read.ragged}
         rows = np.delete(np.arange(read.batch.num_rows + len(reasons)), list(reasons))
         missing = pa.array([word.encode() for word in self._missing], pa.large_binary())
-        for field, column in zip(numbers, read.batch.columns, strict=True):
+        for field in numbers:
+            column = read.batch.column(field.name)
             pattern = _NO_WHOLE_NUMBER if pa.types.is_integer(field.type) else _NO_NUMBER
             wrong = pc.and_not(pc.match_substring_regex(column, pattern), pc.is_in(column, missing))
             for at in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
@@ -83,8 +92,8 @@ class Table:
 
     def guessed(self, data: bytes, odd: bool, chosen: Sequence[str]) -> pa.Schema | None:
         """The types of the columns by what is in them; None if no row can be read."""
-        batch = None if odd else self._guess(data, chosen)
-        if batch is None or any(pa.types.is_binary(kind) for kind in batch.schema.types):
+        batch = self._guess(data, chosen) if not odd and all_utf8(data) else None
+        if batch is None:
             spans = scan.spans(data, self.quoting, odd)
             whole = [data[s:e] for s, e, _, broken in zip(*spans, strict=True) if not broken]
             batch = self._guess(b"\n".join(row for row in whole if is_utf8(row)), chosen)
@@ -101,6 +110,8 @@ class Table:
             return Read(empty(wanted), [])
         types = {field.name: field.type for field in wanted}
         read = self._rows(data, types, wanted.names)
+        if not len(wanted):
+            return read  # to count rows
         return Read(pa.RecordBatch.from_arrays(read.batch.columns, schema=wanted), read.ragged)
 
     def _rows(self, data: bytes, types: dict[str, Any], chosen: Sequence[str]) -> Read:

@@ -19,7 +19,15 @@ from echelon.data.prepare.blocks import Block
 from echelon.data.prepare.cutting import Heading, cut_text
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.cells import Table
-from echelon.data.prepare.parse.parsed import Bad, Parsed, is_utf8, lacking, shown, whole_block
+from echelon.data.prepare.parse.parsed import (
+    Bad,
+    Parsed,
+    all_utf8,
+    is_utf8,
+    lacking,
+    shown,
+    whole_block,
+)
 from echelon.data.prepare.parse.sieve import Sieve
 from echelon.data.readers.delimited import has_header
 
@@ -88,7 +96,8 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
     if reason := lacking(wanted, names):
         return whole_block(block, wanted, reason, count(block), line=1)
     data, table = block.content(), _table(block)
-    parsed = None if block.odd else _quick(block, data, table, wanted)
+    good = not block.odd and all_utf8(data)
+    parsed = _quick(block, data, table, wanted) if good else None
     return parsed or _careful(block, data, table, wanted)
 
 
@@ -145,7 +154,7 @@ def _heading(source: Source, dialect: Dialect, data: bytes) -> Heading:
     options = source.options
     records = list(islice(scan.records(data, dialect.quoting, True), _LOOKED_AT))
     if not records:
-        return Heading()
+        return Heading(len(data), None, "it begins with nothing but empty lines")
     try:
         first, second = _first_cells(dialect, data, records)
     except UnicodeDecodeError as error:

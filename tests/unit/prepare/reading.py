@@ -1,0 +1,62 @@
+"""Inputs read to their end, as the engine does it: a schema from the first block that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from echelon.data.prepare.blocks import SIZE, Block, blocks
+from echelon.data.prepare.inputs import Input
+from echelon.data.prepare.parse import Bad, arrow_type, infer, parse
+
+
+class Result(NamedTuple):
+    """Everything that was found in some inputs."""
+
+    rows: list[dict[str, Any]]
+    places: list[tuple[str, int]]
+    bad: list[Bad]
+    schema: pa.Schema
+    blocks: list[Block]
+
+    @property
+    def lines(self) -> list[int]:
+        return [line for _, line in self.places]
+
+    @property
+    def read(self) -> int:
+        return len(self.rows) + sum(bad.records for bad in self.bad)
+
+    def told(self) -> list[str]:
+        """What is said of bad records, with the names of files alone."""
+        return [f"{Path(bad.file).name}:{bad.line}: {bad.reason}" for bad in self.bad]
+
+    def column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows]
+
+
+def collect(
+    *paths: Path | str | Input,
+    size: int = SIZE,
+    columns: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Result:
+    inputs = [
+        path if isinstance(path, Input) else Input(path=str(path), **options) for path in paths
+    ]
+    found = list(blocks(inputs, size))
+    schemas = (infer(block, columns or {}) for block in found)
+    stated = pa.schema([(name, arrow_type(name, kind)) for name, kind in (columns or {}).items()])
+    schema = next((one for one in schemas if one is not None), stated)
+    result = Result([], [], [], schema, found)
+    for block in found:
+        parsed = parse(block, schema)
+        assert len(parsed.lines) == parsed.batch.num_rows
+        parsed.batch.validate(full=True)
+        result.rows.extend(parsed.batch.to_pylist())
+        result.places.extend(block.locate(line) for line in parsed.lines.tolist())
+        result.bad.extend(parsed.bad)
+    return result
