@@ -226,3 +226,16 @@ def test_what_is_trained_begins_as_the_first_made_it_and_only_the_rest_can_be_le
     sums, remark = run(2, 1, work)
     assert sums == [2.0, 2.0, 2.0, 2.0, 3.0, 2.0]
     assert remark.startswith("sync.skip_init: '0.0.weight' is trained, and 1 more: it lives on")
+
+
+def test_servers_hear_of_a_plateau_from_whoever_is_left_and_only_once() -> None:
+    def work(group: Served) -> dict[str, Any]:
+        plateau = ScheduleSection(name="plateau", patience=1, factor=0.5)
+        built: Any = strategy("parameter_server", comm=group, schedule=plateau)
+        values = (1.0, 2.0, 3.0) if group.index else (1.0, 2.0)  # the first one is lost meanwhile
+        for value in values:
+            built.observe(value)
+        group.collective().barrier()
+        return dict(built._here.state()["schedule"])
+
+    assert run(2, 1, work) == {"level": 0.25, "best": 1.0, "waited": 0}

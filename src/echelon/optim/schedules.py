@@ -107,8 +107,8 @@ class Plateau:
         return _warm(version, self.warmup) * self._level
 
     def observe(self, value: float) -> None:
-        """Hear a validation result; NaN is never an improvement."""
-        if not math.isnan(value) and (self._best is None or value < self._best):
+        """Hear a validation result; what is not finite is never an improvement."""
+        if math.isfinite(value) and (self._best is None or value < self._best):
             self._best = value
             self._waited = 0
             return
@@ -121,7 +121,8 @@ class Plateau:
         return {"level": self._level, "best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.keys() != self.state_dict().keys():
-            raise CheckpointError("the saved schedule is not a plateau: its state does not fit")
-        self._level, self._best = state["level"], state["best"]
-        self._waited = state["waited"]
+        match state:
+            case {"level": float(level), "best": float() | None as best, "waited": int(waited)}:
+                self._level, self._best, self._waited = level, best, waited
+            case _:
+                raise CheckpointError("the saved schedule is not a plateau: its state does not fit")

@@ -173,8 +173,8 @@ class Conversation:
                 return role.figures(self.member)
             case {"name": "records", "recorded": int(recorded)}:
                 return {"records": role.gate.records(recorded)}
-            case {"name": "observe", "value": str(value)}:
-                role.gate.observe(_number(value))
+            case {"name": "observe", "schedule": dict(schedule)}:
+                role.gate.observe(schedule)
             case {"name": "rest"}:
                 role.gate.rest(self.member)
             case {"name": "leave_out", "lease": [int(epoch), int(start), int(stop)]}:
@@ -208,11 +208,3 @@ class Conversation:
         if self._seat is None:
             raise PeerError("pushes or pulls before it is set up")
         return self._seat
-
-
-def _number(text: str) -> float:
-    """As Python writes it: JSON has no words for what is not finite."""
-    try:
-        return float(text)
-    except ValueError:
-        raise PeerError(f"{text[:40]!r} is not a number") from None

@@ -105,9 +105,9 @@ class Desk:
     def rest(self, member: int) -> None:
         self._do(lambda: self.gate.rest(time.monotonic(), member), known=True)
 
-    def observe(self, value: float) -> None:
+    def observe(self, schedule: Mapping[str, Any]) -> None:
         with self._changed:
-            self.gate.observe(value)
+            self.gate.observe(schedule)
             self._mirror([])
 
     def leave_out(self, member: int, lease: Lease) -> None:

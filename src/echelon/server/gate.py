@@ -120,9 +120,9 @@ class Gate:
         """Whether this push is part of an update already."""
         return self._applied.was(member, seq) is not None
 
-    def observe(self, value: float) -> None:
-        """A validation result, for the schedule."""
-        self._terms.schedule.observe(value)
+    def observe(self, schedule: Mapping[str, Any]) -> None:
+        """The schedule's state after a validation result, which every trainer says."""
+        self._terms.schedule.load_state_dict(dict(schedule))
 
     def leave_out(self, member: int, lease: Lease) -> None:
         """These samples are done with, without an update: theirs is not finite."""
@@ -166,7 +166,8 @@ class Gate:
         self._roll = Roll()
         self._asks.clear()
         self._debts.clear()
-        self._terms.schedule.load_state_dict(state.get("schedule") or {})
+        if schedule := state.get("schedule"):
+            self._terms.schedule.load_state_dict(schedule)
         nothing: dict[str, Any] = {"samples": self._terms.samples, "whole": [], "parts": []}
         self._applied.load_state_dict(state.get("ledger") or nothing)
         if pending := state.get("pending"):

@@ -62,6 +62,12 @@ def test_plateau_falls_after_so_many_evaluations_without_improvement() -> None:
     assert made.factor(100) == 0.25
 
 
+def test_a_result_that_is_not_finite_is_no_improvement_to_plateau() -> None:
+    made = schedule("plateau", factor=0.5, patience=1)
+    made.observe(math.inf)
+    assert made.state_dict() == {"level": 0.5, "best": None, "waited": 0}
+
+
 def test_plateau_does_not_fall_below_its_floor() -> None:
     made = schedule("plateau", factor=0.1, patience=1, floor=0.05)
     for _ in range(5):
@@ -109,3 +115,5 @@ def test_state_of_another_schedule_is_refused() -> None:
         constant.load_state_dict(plateau.state_dict())
     with pytest.raises(CheckpointError, match="not a plateau"):
         plateau.load_state_dict(constant.state_dict())
+    with pytest.raises(CheckpointError, match="not a plateau"):
+        plateau.load_state_dict({"level": "1", "best": None, "waited": 0})

@@ -332,8 +332,8 @@ def test_the_rate_follows_the_schedule() -> None:
     table = Table(EACH, 1, schedule=schedule)
     factors = [rounds(table.push(0))[0].factor for _ in range(3)]
     assert factors == [0.5, 1.0, 1.0]
-    for value in (1.0, 2.0):
-        table.gate.observe(value)
+    for _ in range(2):  # each trainer says it
+        table.gate.observe({"level": 0.5, "best": 1.0, "waited": 0})
     assert rounds(table.push(0))[0].factor == 0.5
 
 
@@ -424,7 +424,7 @@ def test_a_gate_goes_on_where_another_ended() -> None:
     table = Table(EACH, 2, schedule={"name": "plateau"})
     for member in (0, 1, 0):
         table.push(member)
-    table.gate.observe(1.0)
+    table.gate.observe({"level": 1.0, "best": 1.0, "waited": 0})
     state = table.gate.state_dict()
     ledger = Ledger(1000)
     ledger.load_state_dict(state["ledger"])

@@ -170,9 +170,9 @@ class Servers:
         """These samples are done with, without an update."""
         self._call("leave_out", lease=list(lease))
 
-    def observe(self, value: float) -> None:
-        """A validation result, for the schedule."""
-        self._call("observe", value=repr(float(value)))
+    def observe(self, schedule: Mapping[str, Any]) -> None:
+        """The schedule's state after a validation result; it may be said again and again."""
+        self._call("observe", schedule=dict(schedule))
 
     def records(self, recorded: int) -> list[tuple[int, ...]]:
         """(epoch, start, stop, version, member) of what is applied after `recorded`; what is

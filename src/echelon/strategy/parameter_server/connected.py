@@ -98,9 +98,10 @@ class Connected(AllReduce):
         return self._numerics.optimizer.lr * self._schedule.factor(max(0, self.version - 1))
 
     def observe(self, value: float) -> None:
+        """Every trainer says what became of it, for any of them may be lost right now."""
         super().observe(value)
-        if self._comm.index == 0:
-            self._here.observe(value)
+        if state := self._schedule.state_dict():
+            self._here.observe(state)
 
     def unheard(self, version: int) -> list[tuple[int, ...]]:
         return [tuple(record) for record in self._here.records(version)]
@@ -212,7 +213,9 @@ class Connected(AllReduce):
         empty_shards, made = self._peers.sum([float(empty), float(self.version)])
         self.lacks_state = empty_shards > 0
         if self.lacks_state and not made:
-            self._upload(self._weights_only() | {"version": 0})
+            self._upload(
+                self._weights_only() | {"version": 0, "schedule": self._schedule.state_dict()}
+            )
             self._peers.barrier()
         self._judge = self._appoint()
         self._entry = found.generation, found.members
