@@ -52,6 +52,7 @@ def test_pieces_keep_every_text_whole(fit: Fit, reviews: Block) -> None:
     ids = feature.encode({"text": pa.array(texts)}, learnt)["x"]
     assert decoded(learnt[bpe.MODEL], ids) == texts
     assert isinstance(ids, Ragged)
+    assert ids.values.max() < len(learnt["terms"]) + 2 == 302
     lengths = np.diff(ids.offsets)[: len(reviews["text"])]
     assert lengths.sum() < sum(map(len, reviews["text"].to_pylist())) / 2
     again = fit(halves(reviews, 7), kind="tokens", by="bpe", pieces=300, lower=False)[1]

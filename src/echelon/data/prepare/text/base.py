@@ -76,7 +76,8 @@ class Text(Feature):
     def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         assert self.stages[at] == bpe.MODEL, self.stages
         counted = learn_vocabulary(Vocabulary(size=bpe.KEPT), 1, "", partials, scratch)
-        return {**learnt, bpe.MODEL: bpe.train(counted, self.pieces)}
+        model = bpe.train(counted, self.pieces)
+        return {**learnt, bpe.MODEL: model, "terms": bpe.vocabulary(model)}
 
 
 class Chosen(Text):

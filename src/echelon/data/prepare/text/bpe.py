@@ -54,13 +54,18 @@ def train(counted: Learnt, size: int) -> str:
     return text
 
 
+def vocabulary(model: str) -> Any:
+    """Its tokens as the model writes them: bytes that cannot be printed have signs of their own."""
+    return _loaded(model)[1]
+
+
 def encode_pieces(pieces: Tokens, model: str) -> Tokens:
     """The same texts in tokens of the trained model."""
-    tokeniser, vocabulary = _loaded(model)
+    tokeniser, terms = _loaded(model)
     numbers, counts = _encoded(tokeniser, pieces.terms.to_pylist())
     starts = np.concatenate([[0], np.cumsum(counts)])
     at, offsets = entries(starts, pieces.codes.astype(np.int64))
-    return Tokens(numbers[at], offsets[pieces.offsets], vocabulary)
+    return Tokens(numbers[at], offsets[pieces.offsets], terms)
 
 
 def _cut(piece: Piece) -> Cut:

@@ -40,8 +40,7 @@ class TokenIds(Chosen):
 
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         tokens = self.tokens(block, learnt)
-        vocabulary = tokens.terms if self.by == "bpe" else learnt["terms"]
-        ids = Ragged(numbered(tokens, vocabulary), tokens.offsets)
+        ids = Ragged(numbered(tokens, learnt["terms"]), tokens.offsets)
         return {self.name: ids if self.length is None else padded(ids, self.length)}
 
 
