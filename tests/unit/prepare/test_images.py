@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image, ImageOps
 from sklearn.datasets import load_digits, load_sample_images
 
 from echelon.core.errors import ConfigError, DataError
+from echelon.data.prepare import prepare
 from echelon.data.prepare.columns import Columns
+from echelon.data.shards import ShardSource
 
 from .fitting import encode, feature, fit, learn
 
@@ -165,3 +170,32 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         feature("image", ["a", "b"]).check({"a": pa.binary(), "b": pa.binary()})
     with pytest.raises(ConfigError, match="size"):
         feature("image", "image", size=0)
+
+
+def test_from_a_folder_to_shards(tmp_path: Path) -> None:
+    for at, photo in enumerate(PHOTOS * 6):
+        folder = tmp_path / "raw" / ("tower", "flower")[at % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        photo.resize((40 + at, 30)).save(folder / f"{at:02}.png")
+    (tmp_path / "raw" / "tower" / "99.png").write_bytes(b"no image")
+    done = prepare(
+        {
+            "read": {"path": str(tmp_path / "raw"), "format": "images"},
+            "split": {"by": "stratified", "column": "label", "train": 0.5, "valid": 0.5},
+            "features": [
+                {"kind": "classes", "from": "label", "to": "y"},
+                {"kind": "image", "from": "image", "size": 16, "to": "x"},
+            ],
+            "write": {"folder": "prepared", "shards": 2},
+        },
+        workers=1,
+    )
+    source = ShardSource(done.path("train"))
+    batch: Any = source.gather(torch.arange(len(source)))
+    assert batch["x"].shape == (6, 3, 16, 16)
+    assert batch["x"].dtype == torch.uint8
+    assert batch["y"].bincount().tolist() == [3, 3]
+    pixels = batch["x"].double()
+    np.testing.assert_allclose(done.encoders.learnt("x")["mean"], pixels.mean((0, 2, 3)))
+    (out,) = (done.folder / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(out)["file"].endswith("99.png")

@@ -38,7 +38,7 @@ class Join(Feature):
             raise DataError(f"feature {self.kind}: column {name!r} has rows of different lengths")
         if isinstance(values, Sparse):
             return values
-        return matrix(self.kind, block, [name]).astype(np.float32)
+        return matrix(self.kind, block, [name]).astype(np.float32, order="C")
 
 
 def _as_sparse(part: NDArray[np.float32] | Sparse) -> Sparse:

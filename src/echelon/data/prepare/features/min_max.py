@@ -42,4 +42,4 @@ class MinMax(Scaled):
         values += self.low
         if self.clip:
             np.clip(values, self.low, self.high, out=values)
-        return self.made(block, values.astype(np.float32))
+        return self.made(block, values.astype(np.float32, order="C"))

@@ -83,8 +83,11 @@ class OneHot(CategoryFeature):
 def spread(codes: NDArray[np.int64], width: int) -> NDArray[np.float32]:
     """Dense rows with a 1 at each code that is not UNSEEN."""
     out = np.zeros((len(codes), width), np.float32)
-    rows, at = np.nonzero(codes != UNSEEN)
-    out[rows, codes[rows, at]] = 1
+    flat, starts = out.reshape(-1), np.arange(len(codes)) * width
+    for column in codes.T:
+        places = starts + column
+        there = column != UNSEEN
+        flat[places if there.all() else places[there]] = 1
     return out
 
 

@@ -87,7 +87,7 @@ class Select(Feature):
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         chosen, sparse = learnt["chosen"], self._sparse(block)
         if sparse is None:
-            return {self.name: self._matrix(block)[:, chosen].astype(np.float32)}
+            return {self.name: self._matrix(block)[:, chosen].astype(np.float32, order="C")}
         places = np.full(sparse.width, -1, np.int64)
         places[chosen] = np.arange(len(chosen))
         indices = places[sparse.indices]

@@ -24,4 +24,4 @@ class Standardise(Scaled):
             values = filled(values, learnt["mean"])
         values -= learnt["mean"]
         values /= not_zero(learnt["std"], learnt)
-        return self.made(block, values.astype(np.float32))
+        return self.made(block, values.astype(np.float32, order="C"))
