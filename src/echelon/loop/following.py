@@ -2,6 +2,7 @@
 
 the servers are ahead    an update was made of which nobody heard: its samples are consumed
 the servers lost a part  all go back to the last checkpoint, and bring its state to the servers
+the record is ahead      they went back, and whoever was to say so was lost before it was heard
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from echelon.core.types import Lease
 from echelon.loop import heal
 from echelon.loop.run import Run
 
+_WHY = "a server was lost, and a part of the state with it"
 
-def follow(run: Run) -> None:
-    """Called by all of a new generation together, once nobody is behind the others."""
+
+def follow(run: Run, recorded: int) -> None:
+    """Called by all of a new generation together, once nobody is behind the others; `recorded` is
+    the version that the journal knows of."""
     servers = cast(RemoteStrategy, run.strategy)
-    if servers.lacks_state or servers.pull() < run.version:
+    version = -1 if servers.lacks_state else servers.pull()
+    if run.fellows.sum(int(version < run.version)):  # one may have gone back, another not yet
         _go_back(run)
         servers.pull()
+    elif version < recorded:
+        run.comm.rolled_back(version, _WHY)
     if servers.apart:
         return  # what is consumed is asked for before anybody goes on
     for epoch, start, stop, version, _ in servers.unheard(run.version):
@@ -55,9 +62,6 @@ def _go_back(run: Run) -> None:
     else:
         run.newcomer = True  # until all of it is here
         run.load(heal.receive(everybody), healed=True)
-    run.comm.rolled_back(run.version, "a server was lost, and a part of the state with it")
+    run.comm.rolled_back(run.version, _WHY)
     if first:
-        run.notice(
-            f"a server was lost, and a part of the state with it: went back from step {before} to "
-            f"the checkpoint of step {run.version}"
-        )
+        run.notice(f"{_WHY}: went back from step {before} to the checkpoint of step {run.version}")

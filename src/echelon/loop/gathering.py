@@ -79,7 +79,7 @@ def _rejoin(run: Run, healing: Healing) -> None:
         run.newcomer = True  # until all of it is here
         run.load(heal.receive(healing.peers), healed=True)
     if run.strategy.remote:
-        follow(run)
+        follow(run, healing.recorded)
 
 
 def _tell(run: Run, before: int, seconds: float) -> None:
