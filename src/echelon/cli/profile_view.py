@@ -30,6 +30,8 @@ def show(out: Console, profile: Profile) -> None:
             out.print()
         _show_part(out, part, profile)
         estimated |= any(_estimated(column) for column in part.columns)
+    if profile.preparation is not None:
+        out.print(Text(f"\n{line(profile.preparation)}"))
     if estimated:
         out.print(Text("\n≈ an estimate: from hashes, or from an even sample of records", "dim"))
 

@@ -7,6 +7,7 @@ all other files (what was learnt, the recipe, …) as they are ┘
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from typing import Any
 
 from echelon.core.errors import DataError
 from echelon.data.joining import joined
+from echelon.data.preparation import checksum, read_facts
 from echelon.data.sets import shard_sets
 from echelon.data.shards.file import open_shard, record_batch, verify_shard
-from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
-from echelon.data.shards.write import move_into_place, write_manifest, write_shard
+from echelon.data.shards.manifest import MANIFEST, PREPARED, Manifest, ShardEntry, read_manifest
+from echelon.data.shards.write import move_into_place, write_durably, write_manifest, write_shard
 
 
 def reshard(
@@ -36,6 +38,7 @@ def reshard(
     sets = {name: (path, read_manifest(path)) for name, path in shard_sets(source).items()}
     for path, manifest in sets.values():
         _check(path, manifest, shards)
+    facts = read_facts(source)
     target = source if to is None else Path(to).resolve()
     _refuse_to_replace(source, target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +49,8 @@ def reshard(
             name: _write_set(path, manifest, shards, aside / name)
             for name, (path, manifest) in sets.items()
         }
+        if facts is not None:
+            _describe(aside, facts, made, shards)
         move_into_place(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -88,6 +93,21 @@ def _copy_others(source: Path, sets: list[Path], aside: Path) -> None:
         return {MANIFEST, *(entry.file for entry in read_manifest(folder).shards)} & set(names)
 
     shutil.copytree(source, aside, ignore=shards, symlinks=True)
+
+
+def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], shards: int) -> None:
+    """What the preparation told of its shards is told of the new ones."""
+    for name, manifest in made.items():
+        facts.setdefault("splits", {})[name] = {
+            "rows": manifest.rows,
+            "shards": len(manifest.shards),
+            "bytes": manifest.bytes,
+        }
+        facts["checksums"][f"{name}/{MANIFEST}"] = checksum(folder / name / MANIFEST)
+    # Another digest: to prepare it again by the same recipe would give other shards.
+    facts["digest"] = f"{facts.get('digest')}, {shards} shards"
+    (folder / PREPARED).unlink()
+    write_durably(folder / PREPARED, json.dumps(facts, ensure_ascii=False, indent=1).encode())
 
 
 def _write_set(source: Path, manifest: Manifest, shards: int, folder: Path) -> Manifest:

@@ -19,6 +19,7 @@ from echelon.data.inspect.look import Looking
 from echelon.data.inspect.profile import PartProfile, Profile
 from echelon.data.inspect.sources import Source, sources
 from echelon.data.inspect.verify import verify
+from echelon.data.preparation import how_prepared, read_facts
 
 __all__ = ["Profile", "inspect", "verify", "write_html"]
 
@@ -45,7 +46,9 @@ def inspect(
         _look(source, label, examples, told)
         for source in sources(Path(path).expanduser(), format, options)
     )
-    return Profile(str(path), parts, time.monotonic() - begin)
+    facts = read_facts(Path(path).expanduser())
+    seconds = time.monotonic() - begin
+    return Profile(str(path), parts, seconds, None if facts is None else how_prepared(facts))
 
 
 def _look(

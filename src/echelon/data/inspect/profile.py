@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from echelon.data.inspect.distinct import Count
@@ -96,7 +96,6 @@ class PartProfile:
     columns: tuple[ColumnProfile, ...]
     label: str | None
     examples: tuple[Example, ...]
-    notes: tuple[str, ...] = field(default=())
 
     def column(self, name: str) -> ColumnProfile:
         return next(column for column in self.columns if column.name == name)
@@ -123,7 +122,6 @@ class PartProfile:
                 | {"values": {name: shown(value) for name, value in example.values.items()}}
                 for example in self.examples
             ],
-            "notes": list(self.notes),
         }
 
 
@@ -134,6 +132,8 @@ class Profile:
     path: str
     parts: tuple[PartProfile, ...]
     seconds: float
+    preparation: str | None = None
+    """How the data was prepared, where Echelon did it."""
 
     @property
     def records(self) -> int:
@@ -149,6 +149,7 @@ class Profile:
             "records": self.records,
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
+            "preparation": self.preparation,
             "parts": [part.as_data() for part in self.parts],
         }
 

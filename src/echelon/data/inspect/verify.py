@@ -1,4 +1,7 @@
-"""Every byte of sets of shards, compared with the checksums of their manifests."""
+"""Every byte of sets of shards, compared with the checksums of their manifests.
+
+Of prepared data the manifests themselves are compared too, and so is what was learnt.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.data.preparation import changed, read_facts
 from echelon.data.sets import shard_sets
 from echelon.data.shards.file import damages, open_shard
-from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
+from echelon.data.shards.manifest import MANIFEST, PREPARED, Manifest, ShardEntry, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,40 @@ def verify(folder: str | Path) -> Verified:
     What is no folder of shards at all is refused; a damaged one is not: its damages are the
     result.
     """
-    found = Verified(str(folder))
+    found, path = Verified(str(folder)), Path(folder)
+    described = _verify_prepared(path, found)
+    sets = _sets(path, described)
     with ThreadPoolExecutor(os.cpu_count(), "echelon-verify") as pool:
         try:
-            for path in shard_sets(Path(folder)).values():
-                _verify_set(path, found, pool)
+            for one in sets:
+                _verify_set(one, found, pool)
         finally:
             pool.shutdown(cancel_futures=True)
     return found
+
+
+def _verify_prepared(folder: Path, found: Verified) -> bool:
+    """Whether this is prepared data; everything in it that is no shard is read."""
+    try:
+        facts = read_facts(folder)
+    except DataError as error:
+        found.findings.append(Finding(str(folder / PREPARED), str(error)))
+        return True
+    if facts is None:
+        return False
+    found.findings += [
+        Finding(str(path), f"{path}: {what}") for path, what in changed(folder, facts)
+    ]
+    return True
+
+
+def _sets(folder: Path, described: bool) -> list[Path]:
+    try:
+        return list(shard_sets(folder).values())
+    except DataError:
+        if described:  # its manifests are gone, which was told already
+            return []
+        raise
 
 
 def _verify_set(folder: Path, found: Verified, pool: ThreadPoolExecutor) -> None:

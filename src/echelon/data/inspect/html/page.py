@@ -26,6 +26,7 @@ def page(profile: Profile) -> str:
     body = el(
         "body",
         el("header", el("h1", name), el("p", verdict(profile), class_="verdict"), _tiles(profile)),
+        el("p", profile.preparation, class_="quiet prepared") if profile.preparation else None,
         el("main", *(part for found in profile.parts for part in _part(found, profile))),
         el("footer", f"{profile.path} · looked at in {figure(profile.seconds)} s by Echelon"),
     )
