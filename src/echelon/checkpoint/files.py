@@ -1,6 +1,7 @@
 """One cut on disk: a folder that is either whole or not there.
 
-    .writing-<name>-<pid>/      tensors.safetensors, state.json, manifest.json (last), all synced
+    .writing-<name>-<pid>/      tensors.safetensors, state.json, manifest.json (last), all synced;
+                                spooled-0.bin, …: tensors that lay in files before
       → renamed to <name>/      the rename is the commit
 
 A torn or corrupt cut is noticed by its checksums when it is read.
@@ -20,6 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from echelon.checkpoint.spooled import divided, put, take
 from echelon.checkpoint.tensors import size_of, write_tensors
 from echelon.checkpoint.tree import Flat, flatten, unflatten
 from echelon.core.errors import CheckpointError
@@ -40,7 +42,7 @@ def write_flat(folder: Path, flat: Flat, proceed: Callable[[], None] = lambda: N
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        _check_room(aside, size_of(flat.tensors))
+        _check_room(aside, size_of(divided(flat)[0].tensors))
         _fill(aside, flat, proceed)
         if folder.exists():
             shutil.rmtree(folder)
@@ -58,6 +60,8 @@ def read_cut(folder: Path) -> dict[str, Any]:
     try:
         tensors = load_file(folder / _TENSORS)
         skeleton = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        tensors |= take(folder, manifest.get("spooled", {}))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
     state = unflatten(tensors, skeleton)
@@ -106,14 +110,17 @@ def _check_room(folder: Path, size: int) -> None:
 def _fill(aside: Path, flat: Flat, proceed: Callable[[], None]) -> None:
     text = json.dumps(flat.skeleton).encode()
     (aside / _STATE).write_bytes(text)
+    held, in_files = divided(flat)
+    others, places = put(aside, in_files, proceed)
     written = {
-        _TENSORS: write_tensors(aside / _TENSORS, flat.tensors, proceed),
+        _TENSORS: write_tensors(aside / _TENSORS, held.tensors, proceed),
         _STATE: (len(text), zlib.crc32(text)),
+        **others,
     }
     files = {name: {"bytes": size, "crc32": crc32} for name, (size, crc32) in written.items()}
-    manifest = {"format": FORMAT, "files": files}
+    manifest = {"format": FORMAT, "files": files} | ({"spooled": places} if places else {})
     (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for name in (_TENSORS, _STATE, _MANIFEST):
+    for name in (*files, _MANIFEST):
         _sync(aside / name)
     _sync(aside)
 

@@ -22,6 +22,8 @@ from typing import Any, Self
 from echelon.checkpoint.finite import first_non_finite
 from echelon.checkpoint.shelf import Shelf
 from echelon.checkpoint.snapshot import Snapshot, needed
+from echelon.checkpoint.spooled import divided
+from echelon.checkpoint.spooled import first_non_finite as first_in_files
 from echelon.checkpoint.tree import Flat, flatten
 from echelon.core.errors import CheckpointError, NonFiniteError, PeerError
 
@@ -96,14 +98,15 @@ class Writer:
     def save(self, version: int, state: Any) -> None:
         """Copy `state` and return; it is on disk later. Without memory for a copy, write it now."""
         flat = flatten(state)
+        held, in_files = divided(flat)
         self._await_disk(version)
         self.check()
-        self._reserve(*needed(flat))
+        self._reserve(*needed(held))
         if self._small:
             self._held = version, flat  # to be tried again if this is the last one
             self._write(version, flat)
             return
-        copy = self._snapshot.take(flat)
+        copy = Flat(self._snapshot.take(held).tensors | in_files, flat.skeleton)
         self._held = version, copy
         self._do(lambda: self._write(version, copy))
 
@@ -191,8 +194,10 @@ class Writer:
 
     def _put(self, version: int, flat: Flat) -> None:
         start = self._finite
-        weights = ((path, t) for path, t in flat.tensors.items() if path.startswith(start))
-        if path := first_non_finite(weights):
+        weights = {path: t for path, t in flat.tensors.items() if path.startswith(start)}
+        held, in_files = divided(Flat(weights, None))
+        path = first_non_finite(held.tensors.items()) or first_in_files(in_files)
+        if path:
             raise NonFiniteError(
                 f"step {version}: {path.removeprefix(start)!r} is not finite; "
                 f"this checkpoint is not written"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 from echelon.core.types import Batch, Lease, Shard, Stats, Update
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import Tensor, nn
 
@@ -292,6 +294,10 @@ class RemoteStrategy(Strategy, Protocol):
 
     def expect(self, micro: Sequence[Batch]) -> None:
         """These are computed after the next ones. No result depends on whether it is told."""
+        ...
+
+    def spool(self, folder: Path) -> None:
+        """Parts of `state_dict` that are too large for memory may lie in files of this folder."""
         ...
 
     def pull(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from echelon.checkpoint import Shelf, Writer, randomness
 from echelon.core.config import Job
 from echelon.core.errors import NonFiniteError, PeerError
-from echelon.core.protocols import Comm, Metric, Observer, Schedule, Strategy
+from echelon.core.protocols import Comm, Metric, Observer, RemoteStrategy, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
@@ -260,6 +260,8 @@ class Run:
         if self.clerk is not None:
             self.clerk.keep()  # what a checkpoint holds is in the journal before it
         draws = {0: randomness.capture()} if alone else self.fellows.draws()
+        if self.strategy.remote:
+            cast(RemoteStrategy, self.strategy).spool(self.shelf.folder)
         return {
             "strategy": self.strategy.healing() if healing else self.strategy.state_dict(),
             "ledger": self.ledger.state_dict(),

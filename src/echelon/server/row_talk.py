@@ -29,6 +29,7 @@ from echelon.optim.rows import Rows
 from echelon.server.shard import Shard
 
 _MOST_AHEAD = 1024
+_LARGEST = 1 << 40
 
 
 class _Ahead(NamedTuple):
@@ -95,11 +96,24 @@ class RowTalk:
         self._answer(frame)
 
     def state(self, frame: Frame) -> None:
+        """How much of it there is, or a piece."""
+        held = self._shard.tables.at(_table(frame))
         with self._shard.order.quiet():
-            state = self._shard.tables.state(_table(frame))
-            body = list(state.values()) if frame.fields().get("whole") else []
-            head = {"outline": outline(state)}
-            self._connection.send(Kind.ANSWER, head, body, seq=frame.seq)
+            match frame.fields():
+                case {"start": int(start), "count": int(count)} if (
+                    0 <= start < _LARGEST and 0 < count < _LARGEST
+                ):
+                    part, following = held.part(start, count)
+                    head = {
+                        "outline": outline(part),
+                        "next": -1 if following is None else following,
+                    }
+                    self._connection.send(Kind.ANSWER, head, list(part.values()), seq=frame.seq)
+                case {"start": _, **_rest} | {"count": _, **_rest}:
+                    raise PeerError("asks for a piece of a table that cannot be")
+                case _:
+                    head = {"outline": outline(held.blank())}
+                    self._connection.send(Kind.ANSWER, head, seq=frame.seq)
 
     def load(self, frame: Frame) -> None:
         state = blank_state(frame.fields().get("outline"), frame.size)

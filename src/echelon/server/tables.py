@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from echelon.comm.servers.row_messages import MOST_TABLES, RowHead, outline, pieces
+from echelon.comm.servers.row_messages import MOST_TABLES, PIECE, RowHead, outline
 from echelon.core.errors import PeerError
 from echelon.core.rows import RowSpec
 from echelon.optim.rows import RowGradients, Rows, merged
@@ -118,15 +118,15 @@ class Tables:
         if held is not None and (seq is None or held[0] <= seq):
             del self._staged[member]
 
-    def state(self, table: int) -> dict[str, Tensor]:
-        return {name: value.contiguous() for name, value in self.at(table).state().items()}
-
     def pieces(self) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
         """All rows of all tables, for `load`: heads and bodies of messages."""
-        for at in range(len(self._specs)):
-            for number, part in enumerate(pieces(self.state(at))):
-                head = {"table": at, "more": number > 0, "outline": outline(part)}
-                yield head, list(part.values())
+        for at, rows in enumerate(self._rows):
+            each = sum(value[:1].nbytes for value in rows.blank().values())
+            start: int | None = 0
+            while start is not None:
+                more = start > 0
+                part, start = rows.part(start, max(1, PIECE // each))
+                yield {"table": at, "more": more, "outline": outline(part)}, list(part.values())
 
     def load(self, table: int, state: Mapping[str, Tensor], *, more: bool = False) -> None:
         self.at(table).load(state, more=more)

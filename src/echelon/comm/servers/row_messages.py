@@ -6,8 +6,10 @@ ROWS table, n; ids              ─────────▶
 ROW_CHANGES number of a ROWS    ─────────▶         of the next batch, asked for ahead of its time
 ◀───────── ANSWER; places, rows                    those that updates have changed since
 ROW_GRADIENTS table, n; ids, sums, counts ▶ staged, until the PUSH of the same number has its fate
-ROW_STATE table, whole or not   ─────────▶
-◀───────── ANSWER names, shapes; tensors           if the whole was asked for
+ROW_STATE table                 ─────────▶
+◀───────── ANSWER names, shapes                    of all of it
+ROW_STATE table, start, count   ─────────▶
+◀───────── ANSWER names, shapes, next; tensors     a piece of it, and where the next one starts
 ROW_LOAD table, names, shapes; tensors ──▶         in pieces: the first one clears the table
 ◀───────── ANSWER
 """
@@ -26,6 +28,8 @@ from echelon.core.errors import PeerError
 MOST_TABLES = 256
 PIECE = 64 << 20
 """Bytes of values in one message, at most."""
+SOME = 8 << 20
+"""Bytes of rows on their way into a checkpoint: as many as whoever writes it has to hold."""
 GONE = b"gone"
 """Head of an answer: nothing is known of rows that were sent ahead, all may be others."""
 _HEAD = struct.Struct("<HIBQ")

@@ -6,7 +6,8 @@ push   gradients are kept; the next push of the dense ones takes them along, sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from echelon.comm.servers.link import Link
 from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.row_ahead import RowsAhead
 from echelon.comm.servers.row_messages import (
+    SOME,
     RowHead,
     blank_state,
     most_rows,
@@ -33,6 +35,7 @@ from echelon.comm.servers.row_room import (
     room_for,
 )
 from echelon.comm.servers.row_shares import Sharing, part_of
+from echelon.comm.servers.row_spool import Spool, placed, scratch
 from echelon.core.errors import PeerError
 from echelon.core.rows import RowSpec
 
@@ -60,6 +63,8 @@ class RemoteTables:
         self._seq = 0
         self._rooms = RowRooms()
         self.ahead = RowsAhead(self._rooms)
+        self.spool = Spool()
+        """Where rows lie on their way into a checkpoint."""
         self.insist: Insist = lambda question: question()
         """Asks again where a shard was lost and another process took its place."""
 
@@ -126,27 +131,29 @@ class RemoteTables:
         loaded, self._loaded = self._loaded, {}
         for at, state in loaded.items():
             what = f"the rows of table {self.specs[at].name!r} being taken"
-            for shard, link in enumerate(self.links):
-                more = False
-                for part in pieces(part_of(state, shard, len(self.links))):
-                    head = {"table": at, "more": more, "outline": outline(part)}
+            for number, piece in enumerate(pieces(state)):
+                for shard, link in enumerate(self.links):
+                    part = part_of(piece, shard, len(self.links))
+                    head = {"table": at, "more": number > 0, "outline": outline(part)}
                     link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
-                    more = True
+
+    def begin_cut(self) -> None:
+        """`state` of each table follows."""
+        self.spool.begin()
 
     def state(self, at: int) -> State:
-        """All shards' rows, while nobody pushes; each comes straight to its place."""
+        """All shards' rows, while nobody pushes, piece by piece."""
         what = f"the rows of table {self.specs[at].name!r}"
-        head = {"table": at, "whole": False}
-        lines = [
-            link.ask(Kind.ROW_STATE, head, what=what).fields().get("outline") for link in self.links
-        ]
-        blanks = [blank_state(line, None, "meta") for line in lines]
-        whole = _joined(blanks)
-        starts = dict.fromkeys(whole, 0)
-        for link, blank in zip(self.links, blanks, strict=True):
-            link.ask(Kind.ROW_STATE, {"table": at, "whole": True}, what=what)
-            link.take([_next(whole, starts, name, len(part)) for name, part in blank.items()], what)
-        return whole
+        asked = [link.ask(Kind.ROW_STATE, {"table": at}, what=what) for link in self.links]
+        blanks = [blank_state(frame.fields().get("outline"), None, "meta") for frame in asked]
+        columns = self.spool.columns(_joined(blanks))
+        each = sum(value[:1].nbytes for value in blanks[0].values())
+        count = max(1, SOME // each)
+        with closing(columns):
+            for link in self.links:
+                for part in _parts(link, at, count, scratch(count * each), what):
+                    columns.add(part)
+        return columns.whole()
 
     def _pull(self, at: int, ids: Tensor) -> Tensor:
         sharing = Sharing.of(ids, len(self.links))
@@ -242,22 +249,27 @@ class RemoteRows:
 
 
 def _joined(blanks: Sequence[State]) -> State:
-    """Room for all shards' rows; what is said of the whole table is said by each."""
+    """The shape of all shards' rows; what is said of the whole table is said by each."""
     return {
         name: torch.empty(
             value.shape
             if name == "facts"
             else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
             dtype=value.dtype,
+            device="meta",
         )
         for name, value in blanks[0].items()
     }
 
 
-def _next(whole: State, starts: dict[str, int], name: str, size: int) -> Tensor:
-    """The place of a shard's part, behind those before it."""
-    if name == "facts":
-        return whole[name]
-    start = starts[name]
-    starts[name] += size
-    return whole[name][start : start + size]
+def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
+    """A shard's rows, so many at a time; each part is good until the next one."""
+    start = 0
+    while start >= 0:
+        head = {"table": table, "start": start, "count": count}
+        frame = link.ask(Kind.ROW_STATE, head, what=what)
+        fields = frame.fields()
+        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
+        link.take(list(part.values()), what)
+        yield part
+        start = int(fields.get("next", -1))

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.core.errors import CheckpointError
 from echelon.core.rows import RowSpec
 from echelon.optim.rows.changes import Changes
+from echelon.optim.rows.columns import blank, check, columns_of
 from echelon.optim.rows.index import FIRST, NONE, Ids, Index, next_part
 from echelon.optim.rows.initial import Initial
-from echelon.optim.rows.reserve import Column, reserve
+from echelon.optim.rows.reserve import reserve
 from echelon.optim.rows.rules import apply_, state_columns
 from echelon.optim.rows.waiting import Waiting
 
@@ -117,14 +117,40 @@ class Rows:
                 found = {name: column[there] for name, column in found.items()}
             if self._waiting is not None:
                 found |= self._waiting.state()
-            return found | {"facts": torch.tensor([self.spec.seed, self.version])}
+            return found | {"facts": self._facts()}
+
+    def blank(self) -> dict[str, Tensor]:
+        """As `state` would be, without what is in it."""
+        return blank(self.spec, self._index.count, self.waiting)
+
+    def part(self, start: int, count: int) -> tuple[dict[str, Tensor], int | None]:
+        """A piece of the state, of at most so many rows, and where the next one starts; good
+        until the next push."""
+        with self._lock:
+            low, high = FIRST + start, FIRST + start + count
+            found = {name: column[low:high] for name, column in self._used().items()}
+            if self._index.count < self._index.high - FIRST:
+                there = found["seen"] > 0
+                found = {name: column[there] for name, column in found.items()}
+            last = self._index.high
+            if self._waiting is not None:
+                found |= self._waiting.part(low, high)
+                last = max(last, self._waiting.high)
+            following = start + count if high < last else None
+            return found | {"facts": self._facts()}, following
+
+    def _used(self) -> dict[str, Tensor]:
+        return {name: column[: self._index.high] for name, column in self._memory.items()}
+
+    def _facts(self) -> Tensor:
+        return torch.tensor([self.spec.seed, self.version])
 
     def load(self, state: Mapping[str, Tensor], *, more: bool = False) -> None:
         """Put this state in the place of all rows, or refuse it and change nothing.
 
         `more`: these rows are others of the same state, and go to those that are there.
         """
-        self._check(state)
+        check(self.spec, state)
         with self._lock:
             if not more:
                 seed, self.version = state["facts"].tolist()
@@ -142,7 +168,7 @@ class Rows:
     def _start_over(self) -> None:
         spec = self.spec
         self._initial = Initial(spec.seed, spec.name, spec.width, spec.std)
-        self._memory = reserve(_columns(spec))
+        self._memory = reserve(columns_of(spec))
         self._index = Index(self._memory["ids"])
         self._waiting = Waiting(spec.admit, spec.expire) if spec.admit > 1 else None
         self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
@@ -235,46 +261,9 @@ class Rows:
         if self._waiting is not None:
             self._waiting.sweep(self.version, count)
 
-    def _check(self, state: Mapping[str, Tensor]) -> None:
-        name, wanted = self.spec.name, {**_columns(self.spec), "facts": Column(torch.int64)}
-        if self.spec.admit > 1:
-            for key, dtype in _WAITING.items():
-                wanted[key] = Column(dtype)
-        if odd := wanted.keys() ^ state.keys():
-            raise CheckpointError(
-                f"the saved rows of table {name!r} do not fit: they differ in "
-                f"{', '.join(sorted(odd))}; was it saved with another optimizer or other options?"
-            )
-        for key, column in wanted.items():
-            found, size = state[key], len(state["waiting_ids" if key in _WAITING else "ids"])
-            shape = (size,) if column.width is None else (size, column.width)
-            if key == "facts":
-                shape = (2,)
-            if found.dtype != column.dtype or tuple(found.shape) != shape:
-                raise CheckpointError(
-                    f"the saved rows of table {name!r} do not fit: {key} is {found.dtype} "
-                    f"{tuple(found.shape)}, not {column.dtype} {shape}"
-                )
-
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """A trainer's ids come twice, as they were: comparing them takes less than finding them."""
     if one is other:
         return True
     return len(one) == len(other) and bool(one[-1] == other[-1]) and torch.equal(one, other)
-
-
-_WAITING = {
-    "waiting_ids": torch.int64,
-    "waiting_counts": torch.int32,
-    "waiting_seen": torch.int32,
-}
-
-
-def _columns(spec: RowSpec) -> dict[str, Column]:
-    return {
-        "ids": Column(torch.int64),
-        "rows": Column(torch.float32, spec.width),
-        **state_columns(spec.rule, spec.width),
-        **({} if spec.expire is None else {"seen": Column(torch.int32)}),
-    }

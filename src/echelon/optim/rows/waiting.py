@@ -67,8 +67,17 @@ class Waiting:
         self._index.remove(slots)
         self._counts[slots] = 0
 
+    @property
+    def high(self) -> int:
+        """All slots in use are below this."""
+        return self._index.high
+
     def state(self) -> dict[str, Tensor]:
-        used = slice(FIRST, self._index.high)
+        return self.part(FIRST, self.high)
+
+    def part(self, low: int, high: int) -> dict[str, Tensor]:
+        """Of these slots."""
+        used = slice(low, min(high, self.high))
         there = self._memory["counts"][used] > 0
         return {f"waiting_{name}": column[used][there] for name, column in self._memory.items()}
 

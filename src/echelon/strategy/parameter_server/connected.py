@@ -7,6 +7,7 @@ a checkpoint    parameters and buffers from here, the optimizer's state from the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -138,6 +139,7 @@ class Connected(AllReduce):
 
     def let_go(self) -> None:
         self._hang_up()
+        self._tables.spool.close()
         super().let_go()
 
     def _load_own(self, own: dict[str, Tensor]) -> None:
@@ -179,7 +181,15 @@ class Connected(AllReduce):
         return rows
 
     def _weights(self) -> dict[str, Tensor]:
-        return super()._weights() | remote_state(self.model)
+        """The first trainer fetches all rows, into a file if it may."""
+        found = super()._weights()
+        if self._comm.index:
+            return found
+        self._tables.begin_cut()
+        return found | remote_state(self.model)
+
+    def spool(self, folder: Path) -> None:
+        self._tables.spool.folder = folder
 
     def _prepare_step(self) -> None:
         """It is the servers that make steps."""

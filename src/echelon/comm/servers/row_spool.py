@@ -1,0 +1,152 @@
+"""All rows of a table on their way into a checkpoint: in memory, or in a file if there is a folder.
+
+shard 0  ┌ ids ─▶ ┌──────┬──────┐          each column has its place from the start, and fills
+         └ rows ─▶├──────┴──┬───┴──────┐   up shard by shard, in pieces of a few MB
+shard 1  …        └─────────┴──────────┘
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from echelon.core import spool
+from echelon.core.errors import CheckpointError
+
+State = dict[str, Tensor]
+_ALIGNMENT = 64
+_NUMBERS = itertools.count()
+
+
+class Columns(Protocol):
+    """Room for the rows of all shards."""
+
+    def add(self, part: Mapping[str, Tensor]) -> None:
+        """Behind what is there."""
+        ...
+
+    def whole(self) -> State: ...
+
+    def close(self) -> None:
+        """Nothing is added any more."""
+
+
+class InMemory:
+    def __init__(self, blank: Mapping[str, Tensor]) -> None:
+        self._whole = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in blank.items()}
+        self._filled = dict.fromkeys(blank, 0)
+
+    def add(self, part: Mapping[str, Tensor]) -> None:
+        for name, value in part.items():
+            start = 0 if name == "facts" else self._filled[name]
+            self._whole[name][start : start + len(value)] = value
+            self._filled[name] = start + len(value)
+
+    def whole(self) -> State:
+        return self._whole
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class InFile:
+    """The file goes away with the second one after it: by then, its checkpoint is written."""
+
+    def __init__(self, blank: Mapping[str, Tensor], path: Path) -> None:
+        self._blank, self._path = dict(blank), path
+        places = _places(blank)
+        self._places = dict(zip(blank, places, strict=False))
+        self._filled = dict.fromkeys(blank, 0)
+        self._size = places[-1]
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            os.posix_fallocate(self._file, 0, self._size)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def add(self, part: Mapping[str, Tensor]) -> None:
+        for name, value in part.items():
+            start = 0 if name == "facts" else self._filled[name]
+            self._write(value, self._places[name] + start)
+            self._filled[name] = start + value.nbytes
+
+    def _write(self, value: Tensor, at: int) -> None:
+        left = value.contiguous().view(-1).view(torch.uint8).numpy().data
+        while len(left):
+            try:
+                done = os.pwrite(self._file, left, at)
+            except OSError as error:
+                raise CheckpointError(f"cannot write rows to {self._path}: {error}") from error
+            left, at = left[done:], at + done
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def whole(self) -> State:
+        memory = torch.from_file(str(self._path), shared=True, size=self._size, dtype=torch.uint8)
+        return placed(self._blank, memory)
+
+
+def scratch(size: int) -> Tensor:
+    """Memory for a piece of so many bytes, which goes back when it is not used any more."""
+    room = mmap.mmap(-1, size + 32 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(room, dtype=torch.uint8)
+
+
+def placed(blank: Mapping[str, Tensor], memory: Tensor) -> State:
+    """Tensors like these, one behind the other."""
+    return {
+        name: memory[place : place + value.nbytes].view(value.dtype).view(value.shape)
+        for (name, value), place in zip(blank.items(), _places(blank), strict=False)
+    }
+
+
+def _places(blank: Mapping[str, Tensor]) -> list[int]:
+    """Of each, and the end of all."""
+    sizes = (-(-value.nbytes // _ALIGNMENT) * _ALIGNMENT for value in blank.values())
+    return list(itertools.accumulate(sizes, initial=0))
+
+
+class Spool:
+    """Files of one process, in the folder of its checkpoints."""
+
+    folder: Path | None = None
+
+    def __init__(self) -> None:
+        self._cuts: list[list[Path]] = []
+
+    def begin(self) -> None:
+        """Another cut. The last one may still be on its way to the disk."""
+        if self.folder is not None and not self._cuts:
+            for left_behind in self.folder.glob(f"{spool.START}*"):
+                left_behind.unlink(missing_ok=True)
+        self._drop(1)
+        self._cuts.append([])
+
+    def columns(self, blank: Mapping[str, Tensor]) -> Columns:
+        """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
+        if self.folder is None:
+            return InMemory(blank)
+        path = self.folder / f"{spool.START}{os.getpid()}-{next(_NUMBERS)}"
+        self._cuts[-1].append(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return InFile(blank, path)
+        except OSError:
+            return InMemory(blank)
+
+    def close(self) -> None:
+        self._drop(0)
+
+    def _drop(self, kept: int) -> None:
+        while len(self._cuts) > kept:
+            for path in self._cuts.pop(0):
+                path.unlink(missing_ok=True)
