@@ -34,6 +34,7 @@ OPTIMIZERS = {
     "adam": OptimizerSection(name="adam", lr=1e-2, eps=1e-5),
     "adamw": OptimizerSection(name="adamw", lr=1e-2, eps=1e-5, weight_decay=0.1, l1=1e-3),
 }
+Plane = Literal["auto", "memory", "tcp"]
 CLIPS = (ClipSection(), ClipSection(norm=0.05), ClipSection(value=0.01))
 CASES = [
     (network, optimizer, CLIPS[at % 3], 1 + at % 2, ("constant", "cosine")[at % 2])
@@ -43,7 +44,9 @@ CASES = [
 ]
 
 
-def train(case: tuple[Any, ...], comm: Served | None = None) -> dict[str, torch.Tensor]:
+def train(
+    case: tuple[Any, ...], comm: Served | None = None, plane: Plane = "auto"
+) -> dict[str, torch.Tensor]:
     network, optimizer, clip, micro, schedule = case
     built = strategy(
         "single" if comm is None else "parameter_server",
@@ -53,6 +56,7 @@ def train(case: tuple[Any, ...], comm: Served | None = None) -> dict[str, torch.
         micro=micro,
         schedule=ScheduleSection(name=schedule),
         comm=comm,
+        parallel=Parallel(servers=ParameterServerSection(plane=plane)),
     )
     index, count = (0, 1) if comm is None else (comm.index, comm.count)
     for batch in networks.batches(network):
@@ -61,8 +65,11 @@ def train(case: tuple[Any, ...], comm: Served | None = None) -> dict[str, torch.
     return trained.weights(built)
 
 
-@pytest.mark.parametrize(("count", "servers"), [(2, 1), (2, 2), (4, 1), (4, 2)])
-def test_ends_on_the_weights_of_one_process(count: int, servers: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "servers", "plane"),
+    [(2, 1, "tcp"), (2, 2, "memory"), (4, 1, "memory"), (4, 2, "tcp")],
+)
+def test_ends_on_the_weights_of_one_process(count: int, servers: int, plane: Plane) -> None:
     cases = CASES if (count, servers) == (2, 2) else CASES[: len(OPTIMIZERS)]
     expected = {case: train(case) for case in cases}
 
@@ -70,7 +77,7 @@ def test_ends_on_the_weights_of_one_process(count: int, servers: int) -> None:
         found = {}
         for case in cases:
             group.next()
-            found[str(case)] = difference(train(case, group), expected[case])
+            found[str(case)] = difference(train(case, group, plane), expected[case])
         return found
 
     found = run(count, servers, work, times=len(cases))

@@ -5,11 +5,24 @@ Backward is done with the last layers first, so their chunks come first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from echelon.comm.servers.messages import CHUNK, Chunk
 from echelon.comm.servers.partition import Partition
+
+GAP = -1
+"""Stands for no parameter: what lies between two of them."""
+
+
+class Stretch(NamedTuple):
+    """A part of a chunk that belongs to one parameter, or to none."""
+
+    parameter: int
+    start: int
+    """Where it begins among the parameter's values; of a gap, among the range's."""
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,8 @@ class Cutting:
     of_parameter: tuple[tuple[int, ...], ...]
     parameters: tuple[int, ...]
     """Per chunk, how many parameters have a part in it."""
+    stretches: tuple[tuple[Stretch, ...], ...]
+    """Per chunk, whose values it is made of, one behind the other."""
 
     @classmethod
     def of(cls, partition: Partition, shard: int) -> Cutting:
@@ -44,7 +59,24 @@ class Cutting:
                     held[number] += 1
                     found.append(number)
             of_parameter.append(tuple(found))
-        return cls(tuple(chunks), tuple(reversed(of_parameter)), tuple(held))
+        stretches = tuple(tuple(_stretches(partition, shard, chunk)) for chunk in chunks)
+        return cls(tuple(chunks), tuple(reversed(of_parameter)), tuple(held), stretches)
+
+
+def _stretches(partition: Partition, shard: int, chunk: Chunk) -> Iterator[Stretch]:
+    place = chunk.start
+    for at in range(len(partition.layout.slots)):  # in the order in which they lie
+        for piece in partition.pieces(at):
+            start = max(piece.offset, chunk.start)
+            stop = min(piece.offset + piece.size, chunk.stop)
+            if (piece.shard, piece.range) != (shard, chunk.range) or start >= stop:
+                continue
+            if place < start:
+                yield Stretch(GAP, place, start - place)
+            yield Stretch(at, start - piece.offset + piece.start, stop - start)
+            place = stop
+    if place < chunk.stop:
+        yield Stretch(GAP, place, chunk.stop - place)
 
 
 class Progress:
@@ -58,19 +90,16 @@ class Progress:
         self._lacking = list(self._cutting.parameters)
         self._left = bytearray(len(self._lacking))
 
-    def ready(self, at: int) -> list[Chunk]:
+    def ready(self, at: int) -> list[int]:
         """Parameter `at` is final: the chunks that are complete by it, which now leave."""
         found = []
         for number in self._cutting.of_parameter[at]:
             self._lacking[number] -= 1
             if self._lacking[number] == 0:
                 self._left[number] = 1
-                found.append(self._cutting.chunks[number])
+                found.append(number)
         return found
 
-    def rest(self) -> Sequence[Chunk]:
+    def rest(self) -> Sequence[int]:
         """All that has not left yet."""
-        if not any(self._left):
-            return self._cutting.chunks
-        pairs = zip(self._cutting.chunks, self._left, strict=True)
-        return [chunk for chunk, left in pairs if not left]
+        return [number for number, left in enumerate(self._left) if not left]

@@ -198,6 +198,11 @@ class Link:
 
     # Updates.
 
+    def give(self, at: int, gradient: Tensor) -> None:
+        """The gradient of parameter `at` lies here rather than in its slot, until the push is
+        sent. Between hosts alone: others see the slots."""
+        raise AssertionError(f"gradient {at} of {gradient.numel()} values is not in its slot")
+
     def ready(self, at: int) -> None:
         """The gradient of parameter `at` is final."""
 

@@ -108,6 +108,16 @@ class Servers:
         except TrainingError as error:  # refused: the others went on without this trainer
             raise PeerError(str(error)) from None
 
+    @property
+    def sends(self) -> bool:
+        """Whether gradients are sent, once, so that they need not be in slots: see `give`."""
+        return not self._replicated and not any(link.memory for link in self._links)
+
+    def give(self, at: int, gradient: Tensor) -> None:
+        """Instead of `slots[at]`: flat memory that stays as it is until the push is answered."""
+        for link in self._links:
+            link.give(at, gradient)
+
     def ready(self, at: int) -> None:
         """`slots[at]` is final: it may be on its way."""
         for link in self._links:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from echelon.comm.servers.link import LOOK, Link, Terms
 from echelon.comm.servers.messages import (
     CHUNK,
     MOST_CHUNKS,
-    Chunk,
     Kind,
     PushHead,
     pack_chunk,
@@ -36,6 +36,7 @@ class TcpLink(Link):
         self._sender: Sender | None = None
         self._gradients: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self._given: dict[int, Tensor] = {}
 
     def furnish(
         self, partition: Partition, gradients: Sequence[Tensor], weights: Sequence[Tensor]
@@ -44,30 +45,38 @@ class TcpLink(Link):
         shard = self.address.index
         self._gradients = partition.cut(shard, gradients)
         self._weights = partition.cut(shard, weights)
-        self._progress = Progress(Cutting.of(partition, shard))
+        self._cutting = Cutting.of(partition, shard)
+        self._progress = Progress(self._cutting)
+        self._given = {}
+
+    def give(self, at: int, gradient: Tensor) -> None:
+        self._given[at] = gradient
 
     def ready(self, at: int) -> None:
-        for chunk in self._progress.ready(at):
+        for number in self._progress.ready(at):
             if self._sender is None:
                 self._sender = Sender(f"push-{self.address.index}")
-            self._sender.submit(lambda chunk=chunk: self._send_chunk(chunk))  # type: ignore[misc]
+            self._sender.submit(lambda number=number: self._send_chunk(number))  # type: ignore[misc]
 
     def push(self, seq: int, head: PushHead) -> None:
         rest = self._progress.rest()
         self._progress.begin()
         if self._sender is not None:
             self._flush(seq)
-        bodies = [part(self._gradients, chunk) for chunk in rest]
+        bodies = [self._body(number) for number in rest]
+        sizes = [sum(held.nbytes for held in body) for body in bodies]
         last = len(rest)
         size = 0
-        while last and len(rest) - last < MOST_CHUNKS and size + bodies[last - 1].nbytes <= CHUNK:
+        while last and len(rest) - last < MOST_CHUNKS and size + sizes[last - 1] <= CHUNK:
             last -= 1
-            size += bodies[last].nbytes
-        for chunk in rest[:last]:
-            self._send_chunk(chunk)
-        full = head._replace(chunks=tuple(rest[last:]))
+            size += sizes[last]
+        for number in rest[:last]:
+            self._send_chunk(number)
+        full = head._replace(chunks=tuple(self._cutting.chunks[number] for number in rest[last:]))
         self.pushed += size
-        self.send(Kind.PUSH, pack_push(full), bodies[last:], seq=seq, what=f"push {seq}")
+        body = [*chain.from_iterable(bodies[last:])]
+        self.send(Kind.PUSH, pack_push(full), body, seq=seq, what=f"push {seq}")
+        self._given = {}
 
     def _flush(self, seq: int) -> None:
         assert self._sender is not None
@@ -75,10 +84,26 @@ class TcpLink(Link):
         while not self._sender.flush(LOOK):
             self._look(time.monotonic() - start, what)
 
-    def _send_chunk(self, chunk: Chunk) -> None:
-        body = part(self._gradients, chunk)
-        self.pushed += body.nbytes
-        self.send(Kind.GRADIENTS, pack_chunk(chunk), [body], what="gradients")
+    def _send_chunk(self, number: int) -> None:
+        body = self._body(number)
+        self.pushed += sum(held.nbytes for held in body)
+        head = pack_chunk(self._cutting.chunks[number])
+        self.send(Kind.GRADIENTS, head, body, what="gradients")
+
+    def _body(self, number: int) -> list[Tensor]:
+        """From where the gradients lie: what was given, or else the slots."""
+        chunk = self._cutting.chunks[number]
+        if not self._given:
+            return [part(self._gradients, chunk)]
+        found, place = [], chunk.start
+        for at, start, size in self._cutting.stretches[number]:
+            given = self._given.get(at)
+            if given is None:
+                found.append(self._gradients[chunk.range][place : place + size])
+            else:
+                found.append(given[start : start + size])
+            place += size
+        return found
 
     def _weights_until(self, kind: Kind, seq: int, what: str) -> Frame:
         while True:

@@ -33,6 +33,9 @@ class Pushes:
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._slots = servers.slots
+        self._sends = servers.sends
+        self.found = list(self._slots)
+        """Where the gradients of the last push lie."""
         self._pieces = [
             slot.view(-1).split(_PIECE) if slot.is_contiguous() else () for slot in servers.slots
         ]
@@ -44,13 +47,20 @@ class Pushes:
         """Before the update's last backward."""
         self._begun = list(row)
         self._norms, self._put = [], set()
+        self.end()
+
+    def end(self) -> None:
+        """The push is answered: nobody looks at its gradients any more."""
+        self.found = list(self._slots)
 
     def put(self, at: int, gradient: Tensor) -> None:
         """The gradient of parameter `at` is final: it is looked at while it is in the cache."""
-        pieces = self._pieces[at]
-        if pieces and gradient.is_cpu and gradient.is_contiguous():
+        if self._sends and self._alike(at, gradient):
+            self._give(at, gradient.detach())
+            self._norms.append(gradients.global_norm([gradient]))
+        elif self._alike(at, gradient):
             parts = gradient.detach().view(-1).split(_PIECE)
-            for slot, part in zip(pieces, parts, strict=True):
+            for slot, part in zip(self._pieces[at], parts, strict=True):
                 slot.copy_(part)
                 self._norms.append(gradients.global_norm([part]))
         else:
@@ -67,6 +77,16 @@ class Pushes:
             self._norms.append(gradients.global_norm(list(given.values())))
         self._put.update(given)
 
+    def _alike(self, at: int, gradient: Tensor) -> bool:
+        """Whether it lies in memory as its slot does."""
+        alike = gradient.is_cpu and gradient.dtype == self._slots[at].dtype
+        return alike and gradient.is_contiguous() and bool(self._pieces[at])
+
+    def _give(self, at: int, gradient: Tensor) -> None:
+        """It is sent from where it is."""
+        self.found[at] = gradient
+        self._servers.give(at, gradient.view(-1))
+
     def filled(self, others: Sequence[Tensor] = ()) -> Filled:
         """No gradient counts as one of zeros. `others` go with them, but have no slot."""
         self._norms += [gradients.global_norm([other]) for other in others]
@@ -75,6 +95,6 @@ class Pushes:
             self._slots[at].zero_()
         square = sum(float(norm) ** 2 for norm in self._norms)
         # A norm may be too large a number where no gradient is.
-        whole = (*self._slots, *others)
+        whole = (*self.found, *others)
         finite = math.isfinite(square) or all(bool(s.isfinite().all()) for s in whole)
         return Filled(self._begun, finite, square, missing)

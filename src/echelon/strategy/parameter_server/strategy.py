@@ -83,7 +83,7 @@ class ParameterServer(Connected):
         """With the gradient's merit, where that is measured and there is one."""
         if self._judge is None or self._weight <= 0:
             return row
-        return [*row, self._judge.merit(self._here.slots)]
+        return [*row, self._judge.merit(self._sum.found)]
 
     def _concluded(self, outcome: Outcome, filled: Filled) -> Update:
         if outcome.kind == "void":
@@ -98,6 +98,7 @@ class ParameterServer(Connected):
         if self._pace.compare(seconds / self._peers.count) and self._balanced and not self.apart:
             self._comm.asked |= Ask.BALANCE
         self.version = outcome.version
+        self._sum.end()
         self._bind()
         self._clear()
         return Update(
@@ -172,9 +173,7 @@ class ParameterServer(Connected):
 
     def _show_gradients(self, scale: float) -> None:
         absent = set(self._filled.missing)
-        for at, (parameter, slot) in enumerate(
-            zip(self._parameters, self._here.slots, strict=True)
-        ):
+        for at, (parameter, slot) in enumerate(zip(self._parameters, self._sum.found, strict=True)):
             parameter.grad = None if at in absent else (slot * scale).to(parameter.device)
 
     def _explain(self) -> str:
