@@ -49,7 +49,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt", "a.jsonl", "a.libsvm"])
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(content=CONTENT, size=SIZES)
 def test_any_bytes_are_read_alike_wherever_they_are_cut(
     folder: Path, name: str, content: bytes, size: int
@@ -69,7 +69,7 @@ def test_any_bytes_are_read_alike_wherever_they_are_cut(
         assert set(cut.told()) == set(whole.told())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(content=CONTENT, size=SIZES)
 def test_blocks_are_the_file_in_order(folder: Path, content: bytes, size: int) -> None:
     path = folder / "b.csv"

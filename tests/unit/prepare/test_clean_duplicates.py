@@ -49,7 +49,7 @@ def firsts(rows: list[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("part", [4, 4_000_000])
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(
@@ -167,15 +167,14 @@ def noisy(rows: int) -> tuple[Any, set[int]]:
     labels = [lots.choice("abc") for _ in range(rows)]
     texts = [" ".join(lots.choices(own[label], k=8)) for label in labels]
     wrong = set(lots.sample(range(rows), rows // 40))
-    given = [
-        "abc"[("abc".index(one) + 1) % 3] if at in wrong else one for at, one in enumerate(labels)
-    ]
+    other = {"a": "b", "b": "c", "c": "a"}
+    given = [other[one] if at in wrong else one for at, one in enumerate(labels)]
     return pa.record_batch({"t": pa.array(texts, pa.large_utf8()), "y": pa.array(given)}), wrong
 
 
 def test_labels_that_do_not_fit_the_text_are_noted_and_nothing_is_dropped(tmp_path: Path) -> None:
-    whole, wrong = noisy(1200)
-    blocks = [whole.slice(start, 300) for start in range(0, 1200, 300)]
+    whole, wrong = noisy(800)
+    blocks = [whole.slice(start, 200) for start in range(0, 800, 200)]
     step = Noise(label="y", column="t", sure=0.8)
     partials = (unpack(pack(step.look(0, block, {}))) for block in blocks)
     learnt = unpack(pack(step.learn(0, partials, {}, tmp_path)))
@@ -185,7 +184,7 @@ def test_labels_that_do_not_fit_the_text_are_noted_and_nothing_is_dropped(tmp_pa
         assert done.block is block
         assert not done.dropped
         assert done.counts == {"suspected": len(done.noted)}
-        noted |= {300 * at + row for row, _ in done.noted}
+        noted |= {200 * at + row for row, _ in done.noted}
     assert len(noted & wrong) >= 0.9 * len(wrong)
     assert len(noted - wrong) <= 3
     assert learnt["agreement"] == pytest.approx(1 - 1 / 40, abs=0.02)

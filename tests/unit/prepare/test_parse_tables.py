@@ -48,7 +48,7 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     rows=st.lists(GOOD_ROWS | BAD_ROWS, max_size=25),
     size=st.integers(1, 200),
@@ -82,7 +82,7 @@ def test_a_csv_gives_every_good_row_and_tells_of_every_bad_one(
     assert result.read == len(rows)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     rows=st.lists(
         GOOD_ROWS
