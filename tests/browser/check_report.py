@@ -1,4 +1,4 @@
-"""The report in a real browser: python tests/browser/check_report.py [folder for screenshots]
+"""Reports and profiles in a real browser: python tests/browser/check_report.py [folder for shots]
 
 Needs the Python package `playwright` and a Chromium of the system (it downloads nothing), so it
 is a script beside the test suite. Ends with exit code 1 and the first thing that is wrong.
@@ -17,6 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from echelon.data.inspect import inspect, write_html
 from echelon.track import Point, Store, write_report
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -42,6 +45,8 @@ def main(shots: Path | None) -> None:
             "many": _full(store, 30),
             "single": _single(store),
             "empty": _empty(store),
+            "profile": _profile(Path(folder)),
+            "images": _images(Path(folder)),
         }
         with _browser() as browser:
             for name, path in reports.items():
@@ -49,7 +54,7 @@ def main(shots: Path | None) -> None:
                     for size in _SIZES:
                         _look(browser, path, f"{name}-{theme}-{size}", theme, size, shots)
             _use(browser, reports["full"])
-    print("the report is fine in the browser")
+    print("report and profile are fine in the browser")
 
 
 def _look(browser: Any, path: Path, name: str, theme: str, size: str, shots: Path | None) -> None:
@@ -125,9 +130,10 @@ def _page(browser: Any, path: Path, theme: str, size: str) -> Iterator[Any]:
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda request: complaints.append(request.url))
+        page.on("request", lambda request: complaints.append(request.url[:200]))
         page.goto(path.as_uri())
         complaints.remove(path.as_uri())
+        complaints = [url for url in complaints if not url.startswith("data:image/png")]
         yield page
         assert complaints == [], complaints
     finally:
@@ -167,6 +173,33 @@ def _full(store: Store, classes: int) -> Path:
     found = {"labels": labels, "confusion": matrix, "samples": [sample] * 3}
     (store.folder / run / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
     return write_report(store, run).resolve()
+
+
+def _profile(folder: Path) -> Path:
+    """Of a table with all there is to draw, and names as unkind as they come."""
+    random = np.random.default_rng(0)
+    evil = "</td><script>alert(1)</script>" + "long" * 30
+    (folder / "profile").mkdir()
+    for part, rows in (("train", 5000), ("test", 500)):
+        with (folder / "profile" / f"{part}.jsonl").open("w", encoding="utf-8") as file:
+            for n in range(rows):
+                record = {
+                    "amount": random.lognormal(5, 2),
+                    evil: n,
+                    "text": "many words in a row " * int(random.integers(1, 9)),
+                    "tokens": list(range(n % 40)),
+                    "nothing": None,
+                    "label": (evil, "b", "c")[min(2, n % 5)],
+                }
+                file.write(json.dumps(record) + "\n")
+    return write_html(inspect(folder / "profile"), folder / "profile.html").resolve()
+
+
+def _images(folder: Path) -> Path:
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), np.uint8)
+    np.savez(folder / "images.npz", x=x, y=np.arange(60) % 30, v=np.zeros(60))
+    profile = inspect(folder / "images.npz", examples=12)
+    return write_html(profile, folder / "images.html").resolve()
 
 
 def _single(store: Store) -> Path:
