@@ -43,6 +43,9 @@ class TokenIds(Chosen):
         ids = Ragged(numbered(tokens, learnt["terms"]), tokens.offsets)
         return {self.name: ids if self.length is None else padded(ids, self.length)}
 
+    def different(self, learnt: Learnt) -> int | None:
+        return len(RESERVED) + len(learnt["terms"])
+
 
 def numbered(tokens: Tokens, vocabulary: Any) -> Array:
     """The number of each token, from 2 on for those in the vocabulary."""
