@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,61 +15,56 @@ from echelon.cli.arguments import say, split_arguments
 from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
+    from echelon.cluster.chaos.plan import Fault
+    from echelon.cluster.chaos.report import Report
+    from echelon.cluster.chaos.run import Told
     from echelon.core.config import Job
 
 FAILED = 1
 
+Workers = Annotated[
+    int | None, typer.Option(min=2, help="How many trainers to start (the job's, otherwise).")
+]
+Plan = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help='What goes wrong: "kill trainer:1@step=50; join 1@step=90"'),
+]
+Chance = Annotated[
+    int | None, typer.Option("--random", metavar="N", min=1, help="So many random faults.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the random faults.")]
+Runs = Annotated[int, typer.Option(min=1, help="Runs with random faults, with a seed each.")]
+Reference = Annotated[bool, typer.Option(help="Run the job without faults first, to compare with.")]
+Patience = Annotated[
+    float, typer.Option(min=1.0, help="Seconds without an update that count as a hang.")
+]
+Tolerance = Annotated[
+    float, typer.Option(min=0.0, help="How far weights may be from the fault-free run's.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
+
 
 def chaos(
     arguments: train.Arguments = None,
-    workers: Annotated[
-        int | None, typer.Option(min=2, help="How many trainers to start (the job's, otherwise).")
-    ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help='What goes wrong: "kill trainer:1@step=50; join 1@step=90"'
-        ),
-    ] = None,
-    chance: Annotated[
-        int | None, typer.Option("--random", metavar="N", min=1, help="So many random faults.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random faults.")] = 0,
-    runs: Annotated[
-        int, typer.Option(min=1, help="Runs with random faults, with a seed each.")
-    ] = 1,
-    reference: Annotated[
-        bool, typer.Option(help="Run the job without faults first, to compare with.")
-    ] = True,
-    patience: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without an update that count as a hang.")
-    ] = 120.0,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="How far weights may be from the fault-free run's.")
-    ] = 1e-4,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with one JSON object on stdout.")
-    ] = False,
+    workers: Workers = None,
+    plan: Plan = None,
+    chance: Chance = None,
+    seed: Seed = 0,
+    runs: Runs = 1,
+    reference: Reference = True,
+    patience: Patience = 120.0,
+    tolerance: Tolerance = 1e-4,
+    as_json: AsJson = False,
 ) -> None:
     """Run a job under faults on this machine, and show what they cost."""
-    if (plan is None) == (chance is None):
-        raise UserError("say what is to go wrong: either --plan TEXT or --random N")
-    if plan is not None and runs > 1:
-        raise UserError("--runs is for random faults: a plan is the same every time")
-    from echelon.cluster.chaos import endure, read_plan
-    from echelon.cluster.chaos.report import show, show_all
-    from echelon.track import text, views
-
-    faults = read_plan(plan) if plan is not None else ()
+    faults = _planned(plan, chance, runs)
     file, overrides = split_arguments(arguments or [])
-    if workers is not None:
-        overrides.append(f"workers={workers}")
-    job, overrides = _elastic(file, overrides)
-    out = views.console()
-    signal.signal(signal.SIGTERM, _interrupted)
-    signal.signal(signal.SIGHUP, _interrupted)
-    try:
-        report = endure(
+    job, overrides = _elastic(file, overrides + ([f"workers={workers}"] if workers else []))
+
+    def trials(told: Told) -> Report:
+        from echelon.cluster.chaos import endure
+
+        return endure(
             job,
             [*([str(file)] if file else []), *overrides],
             plan=faults,
@@ -77,16 +73,43 @@ def chaos(
             reference=reference,
             patience=patience,
             tolerance=tolerance,
-            told=lambda *found: None if as_json else show(out, *found),
+            told=told,
         )
+
+    if _shown(trials, as_json=as_json).problems:
+        raise typer.Exit(FAILED)
+
+
+def _planned(plan: str | None, chance: int | None, runs: int) -> Sequence[Fault]:
+    """What is to go wrong, as far as it is known beforehand."""
+    if (plan is None) == (chance is None):
+        raise UserError("say what is to go wrong: either --plan TEXT or --random N")
+    if plan is None:
+        return ()
+    if runs > 1:
+        raise UserError("--runs is for random faults: a plan is the same every time")
+    from echelon.cluster.chaos import read_plan
+
+    return read_plan(plan)
+
+
+def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
+    """Each trial as it is done, then all of them."""
+    from echelon.cluster.chaos.report import show, show_all
+    from echelon.track import text, views
+
+    out = views.console()
+    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGHUP, _interrupted)
+    try:
+        report = trials(lambda *found: None if as_json else show(out, *found))
     except KeyboardInterrupt:
         raise typer.Exit(train.INTERRUPTED) from None
     if as_json:
         say([text.to_json(report.as_data())])
     else:
         show_all(out, report)
-    if report.problems:
-        raise typer.Exit(FAILED)
+    return report
 
 
 def _elastic(file: Path | None, overrides: list[str]) -> tuple[Job, list[str]]:

@@ -9,11 +9,11 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
+from echelon.cluster.child import only
 from echelon.cluster.coordinator import About, Generation, Liaison, Settings, serve
 from echelon.comm.peers import this_host
 from echelon.data.journal import Journal, entries
@@ -23,22 +23,14 @@ DEADLINE = 60.0
 
 def fork(work: Callable[[], object]) -> int:
     """A child that does this and nothing else."""
+
+    def body() -> None:
+        work()
+
     pid = os.fork()
     if pid == 0:
-        _do(work)
+        only(body)
     return pid
-
-
-def _do(work: Callable[[], object]) -> NoReturn:
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
 
 
 def reap(pid: int, seconds: float = DEADLINE) -> int:

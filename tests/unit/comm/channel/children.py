@@ -6,11 +6,10 @@ import ctypes
 import os
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from echelon.cluster.child import only
 from echelon.comm.channel import Address, Connection, Listener
 from echelon.comm.channel.sockets import address_of, serve_socket
 
@@ -25,7 +24,7 @@ def listening(address: Address, body: Body, patience: float = 1.5) -> Iterator[t
     held = serve_socket(address)
     pid = os.fork()
     if not pid:
-        _serve(held, body, patience)
+        only(lambda: _serve(held, body, patience))
     try:
         yield address_of(held), pid
     finally:
@@ -35,18 +34,10 @@ def listening(address: Address, body: Body, patience: float = 1.5) -> Iterator[t
 
 
 def _serve(held: socket.socket, body: Body, patience: float) -> None:
-    code = 1
-    try:
-        listener = Listener(held, KEY, role="server 0", patience=patience)
-        while (connection := listener.accept(1.0)) is None:
-            pass
-        body(connection)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    listener = Listener(held, KEY, role="server 0", patience=patience)
+    while (connection := listener.accept(1.0)) is None:
+        pass
+    body(connection)
 
 
 def echo(connection: Connection) -> None:
