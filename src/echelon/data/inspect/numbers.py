@@ -16,6 +16,8 @@ SAMPLED = 65_536
 """Numbers in a sample: the share of numbers below an estimated quantile is off by 0.2 %."""
 QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 BARS = 40
+_FAR = 3
+"""So many times the span of the middle 98 % are too far to be drawn."""
 _ROWS = 1 << 15
 """Numbers at a time: what they need stays in the processor's cache."""
 
@@ -109,7 +111,7 @@ def _at(ordered: np.ndarray[Any, Any], shares: tuple[int, ...]) -> list[float]:
 def histogram(ordered: np.ndarray[Any, Any], low: float, high: float) -> Histogram:
     """Bars of equal width; where a few far ones would flatten all others, they are left out."""
     first, last = _at(ordered, (1, 99))
-    if high - low > 10 * (last - first) > 0:
+    if high - low > _FAR * (last - first) > 0:
         air = (last - first) / 10
         low, high = max(low, first - air), min(high, last + air)
     edges = _edges(ordered, low, high)

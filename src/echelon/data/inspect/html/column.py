@@ -30,11 +30,12 @@ def _plots(column: ColumnProfile) -> Iterator[Html]:
         assert column.counts is not None
         yield values(column.counts, column.present, _VALUES)
         return
-    if column.numbers is not None:
-        yield histogram(column.numbers, "values")
     if column.lengths is not None:
         yield el("h4", column.unit)
         yield histogram(column.lengths, column.unit)
+    if column.numbers is not None:
+        yield el("h4", "values") if column.lengths is not None else Html()
+        yield histogram(column.numbers, "values")
     if column.words is not None and column.words.max > 1:
         yield el("h4", "words")
         yield histogram(column.words, "words")
@@ -50,10 +51,10 @@ def _facts(column: ColumnProfile) -> Iterator[tuple[str, str]]:
     if column.span is not None:
         yield "from", column.span[0]
         yield "to", column.span[1]
-    if column.numbers is not None and column.kind != "text":
-        yield from _figures(column.numbers, "")
     if column.lengths is not None and not column.is_category:
         yield from _figures(column.lengths, f" {column.unit}")
+    if column.numbers is not None:
+        yield from _figures(column.numbers, "")
     if column.words is not None and not column.is_category:
         yield "words, 5, 50, 95 %", _quantiles(column.words)
     if column.channels is not None:
