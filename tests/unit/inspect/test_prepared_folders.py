@@ -89,6 +89,7 @@ def test_facts_that_cannot_be_read_are_a_damage_and_stop_a_reshard(prepared: Pat
         path.write_text(content)
         (finding,) = verify(prepared).findings
         assert said in finding.message
+        assert said in str(inspect(prepared).preparation)
         with pytest.raises(DataError, match=said):
             reshard(prepared, 1, overwrite=True)
 

@@ -46,9 +46,17 @@ def inspect(
         _look(source, label, examples, told)
         for source in sources(Path(path).expanduser(), format, options)
     )
-    facts = read_facts(Path(path).expanduser())
-    seconds = time.monotonic() - begin
-    return Profile(str(path), parts, seconds, None if facts is None else how_prepared(facts))
+    prepared = _preparation(Path(path).expanduser()) if parts[0].format == "shards" else None
+    return Profile(str(path), parts, time.monotonic() - begin, prepared)
+
+
+def _preparation(folder: Path) -> str | None:
+    """How the data was prepared; that it cannot be told is worth telling too."""
+    try:
+        facts = read_facts(folder)
+    except DataError as error:
+        return str(error)
+    return None if facts is None else how_prepared(facts)
 
 
 def _look(
