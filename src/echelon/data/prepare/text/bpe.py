@@ -17,7 +17,8 @@ from echelon.core.errors import MissingExtra
 from echelon.data.prepare.columns import entries
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.text.flat import MARK, REST, SPACE, Piece, lowered, plain
-from echelon.data.prepare.text.tokens import Tokens, by_bytes
+from echelon.data.prepare.text.spans import by_bytes
+from echelon.data.prepare.text.tokens import Tokens
 from echelon.data.prepare.text.words import Cut
 
 MODEL = "bpe"

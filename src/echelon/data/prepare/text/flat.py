@@ -45,11 +45,20 @@ def plain(texts: Any) -> Any:
 def lowered(texts: Any) -> Any:
     """As `str.lower` has it: Arrow knows no letter that becomes two or depends on its place."""
     low = pc.utf8_lower(texts)
-    odd = pc.or_(pc.match_substring(texts, "Σ"), pc.match_substring(texts, "İ"))
-    if not pc.any(odd).as_py():
+    foreign = np.flatnonzero(~_mask(pc.string_is_ascii(texts)))
+    some = texts.take(pa.array(foreign))
+    odd = _mask(pc.match_substring(some, "Σ")) | _mask(pc.match_substring(some, "İ"))
+    if not odd.any():
         return low
-    mended = [text.lower() for text in texts.filter(odd).to_pylist()]
-    return pc.replace_with_mask(low, odd, pa.array(mended, _TEXT))
+    mended = [text.lower() for text in some.filter(pa.array(odd)).to_pylist()]
+    where = np.zeros(len(texts), bool)
+    where[foreign[odd]] = True
+    return pc.replace_with_mask(low, pa.array(where), pa.array(mended, _TEXT))
+
+
+def _mask(flags: Any) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = flags.to_numpy(zero_copy_only=False)
+    return mask
 
 
 def pieces(texts: Any) -> Iterator[Piece]:

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from echelon.core.errors import MissingExtra
 from echelon.data.prepare.text.flat import SPACE, WORD, Piece, Whole, lowered, plain
-from echelon.data.prepare.text.tokens import Tokens, by_bytes, by_characters, numbered
+from echelon.data.prepare.text.spans import by_bytes
+from echelon.data.prepare.text.tokens import Tokens, by_characters, numbered
 from echelon.data.prepare.text.words import Cut, Mask, cut_words
 
 By = Literal["words", "whitespace", "characters", "regex", "jieba", "bpe"]

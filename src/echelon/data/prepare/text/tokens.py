@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from echelon.data.prepare.text.flat import Piece, Whole, pieces, points
-from echelon.data.prepare.text.words import Cut
+from echelon.data.prepare.text.flat import Whole, pieces, points
 
 _TEXT = pa.large_utf8()
-_NONE: NDArray[np.int64] = np.zeros(1, np.int64)
+NONE: NDArray[np.int64] = np.zeros(1, np.int64)
 
 
 class Tokens(NamedTuple):
@@ -40,22 +39,9 @@ class Tokens(NamedTuple):
         return np.repeat(np.arange(count, dtype=np.int32), np.diff(self.offsets))
 
 
-def by_bytes(texts: Any, cut: Callable[[Piece], Cut]) -> Tokens:
-    """Tokens that are runs of bytes, as `cut` finds them."""
-    return numbered(_strings(piece, cut(piece)) for piece in pieces(texts))
-
-
-def _strings(piece: Piece, cut: Cut) -> tuple[Any, Whole]:
-    starts = np.flatnonzero(cut.first)
-    places = np.append(np.flatnonzero(cut.first[cut.inside]), np.count_nonzero(cut.inside))
-    buffers = [pa.py_buffer(places.astype(np.int32)), pa.py_buffer(piece.text[cut.inside])]
-    strings = pa.StringArray.from_buffers(len(starts), *buffers)
-    return strings, np.diff(np.searchsorted(starts, piece.offsets))
-
-
 def numbered(parts: Iterable[tuple[Any, Whole]]) -> Tokens:
     """Tokens of some texts after the other as Arrow's strings, and how many each text has."""
-    arrays, counts = [], [_NONE]
+    arrays, counts = [], [NONE]
     for strings, lengths in parts:
         arrays.append(strings)
         counts.append(lengths)
@@ -68,7 +54,7 @@ def numbered(parts: Iterable[tuple[Any, Whole]]) -> Tokens:
 
 def by_characters(texts: Any) -> Tokens:
     """One token per character. A character is a number already: nothing has to be looked up."""
-    found, counts = [np.empty(0, np.uint32)], [_NONE]
+    found, counts = [np.empty(0, np.uint32)], [NONE]
     for piece in pieces(texts):
         begins = (piece.text & 0xC0) != 0x80
         begins[piece.offsets[1:] - 1] = False
