@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from echelon.core.errors import DataError
 from echelon.data.shards.manifest import Manifest, ShardEntry
@@ -110,6 +109,8 @@ def block_checksums(memory: Array, block: int) -> Iterator[int]:
 
 
 def map_file(path: Path, size: int) -> Array:
+    import torch  # on use: who only looks at files does without
+
     memory = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
     memory.flags.writeable = False
     return memory
