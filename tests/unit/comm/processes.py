@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import os
 import platform
-import signal
 import socket
-import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import pytest
 import torch
+from tests.children import answers, fork, wait
 from torch import Tensor
 
 from echelon.comm import Group, Place
 
 Body = Callable[[Group], Any]
 """One member's part; what it returns has to be JSON."""
-
-
-@dataclass
-class Child:
-    pid: int
-    output: IO[bytes]
-    answer: IO[bytes]
-    status: int | None = None
-
-    def reap(self, block: bool = False) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, 0 if block else os.WNOHANG)
-            self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status is not None
 
 
 def run(
@@ -62,42 +42,15 @@ def run(
         kinds = machines or [platform.machine()] * count
         names = hosts or [None] * count
         children = [
-            _fork(place, listener, _Pretence(name, kind), body)
+            fork(partial(_take_part, place, listener, _Pretence(name, kind), body))
             for place, name, kind in zip(places, names, kinds, strict=True)
         ]
     try:
-        _wait([child for i, child in enumerate(children) if i not in may_die], within)
-        return [_answer(i, child, i in may_die) for i, child in enumerate(children)]
+        wait([child for i, child in enumerate(children) if i not in may_die], within)
+        return answers(children, may_die)
     finally:
         for child in children:
-            if not child.reap():
-                os.kill(child.pid, signal.SIGKILL)
-                child.reap(block=True)
-            child.output.close()
-            child.answer.close()
-
-
-def _wait(children: Sequence[Child], within: float) -> None:
-    deadline = time.monotonic() + within
-    while sum(child.reap() for child in children) < len(children):
-        if time.monotonic() > deadline:
-            late = [child.pid for child in children if child.status is None]
-            shown = "\n".join(_text(child.output) for child in children)
-            pytest.fail(f"processes {late} are not done within {within} s\n{shown}")
-        time.sleep(0.002)
-
-
-def _answer(index: int, child: Child, may_die: bool) -> Any:
-    if child.status == 0:
-        return json.loads(_text(child.answer))
-    if not may_die:
-        pytest.fail(f"member {index} ended with {child.status}:\n{_text(child.output)}")
-    return None
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode()
+            child.end()
 
 
 class _Pretence(NamedTuple):
@@ -105,37 +58,17 @@ class _Pretence(NamedTuple):
     machine: str
 
 
-def _fork(place: Place, listener: socket.socket, pretence: _Pretence, body: Body) -> Child:
-    output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `run`
-    answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-    pid = os.fork()
-    if pid:
-        return Child(pid, output, answer)
-    code = 1
+def _take_part(place: Place, listener: socket.socket, pretence: _Pretence, body: Body) -> Any:
+    if place.index == 0:
+        place = replace(place, listener=listener.detach())
+    else:
+        listener.close()
+    platform.machine = lambda: pretence.machine
+    group = Group(place, host=pretence.host)
     try:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        faulthandler.disable()
-        torch.set_num_threads(1)
-        if place.index == 0:
-            place = replace(place, listener=listener.detach())
-        else:
-            listener.close()
-        platform.machine = lambda: pretence.machine
-        group = Group(place, host=pretence.host)
-        try:
-            found = body(group)
-        finally:
-            group.close()
-        answer.write(json.dumps(found).encode())
-        answer.flush()
-        code = 0
-    except BaseException:
-        with os.fdopen(2, "w", closefd=False) as shown:
-            traceback.print_exc(file=shown)
+        return body(group)
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        group.close()
 
 
 def traces() -> dict[str, int]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import secrets
 import signal
 import socket
-import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
-import pytest
-import torch
+from tests.children import Child, answers, fork, wait
 
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.servers import Servers
@@ -27,54 +21,6 @@ from echelon.server.role import ServerSettings, serve
 DEADLINE = 20.0
 Body = Callable[[Servers, int], Any]
 """One trainer's part; what it returns has to be JSON."""
-
-
-@dataclass
-class Child:
-    pid: int
-    output: IO[bytes]
-    answer: IO[bytes]
-    status: int | None = None
-
-    def reap(self, block: bool = False) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, 0 if block else os.WNOHANG)
-            self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status is not None
-
-    def text(self) -> str:
-        self.output.seek(0)
-        return self.output.read().decode()
-
-    def end(self) -> None:
-        if not self.reap():
-            os.kill(self.pid, signal.SIGKILL)
-            self.reap(block=True)
-        self.output.close()
-        self.answer.close()
-
-
-def fork(body: Callable[[], Any]) -> Child:
-    output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-    answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-    pid = os.fork()
-    if pid:
-        return Child(pid, output, answer)
-    code = 1
-    try:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        sys.stderr = os.fdopen(2, "w", closefd=False)
-        faulthandler.disable()
-        torch.set_num_threads(1)
-        answer.write(json.dumps(body()).encode())
-        answer.flush()
-        code = 0
-    except BaseException:
-        traceback.print_exc(file=sys.stderr)
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 @dataclass
@@ -125,8 +71,8 @@ class Fleet:
             for child in children:
                 started(child.pid)
             besides()
-            self._wait(children, within)
-            return [self._answer(at, child, at in may_die) for at, child in enumerate(children)]
+            wait(children, within, self.servers.values())
+            return answers(children, may_die, self.servers.values())
         finally:
             for child in children:
                 child.end()
@@ -137,23 +83,6 @@ class Fleet:
             return body(servers, member)
         finally:
             servers.close()
-
-    def _wait(self, children: Sequence[Child], within: float) -> None:
-        deadline = time.monotonic() + within
-        while sum(child.reap() for child in children) < len(children):
-            if time.monotonic() > deadline:
-                shown = [child.text() for child in (*children, *self.servers.values())]
-                pytest.fail(f"trainers are not done within {within} s\n" + "\n".join(shown))
-            time.sleep(0.002)
-
-    def _answer(self, at: int, child: Child, may_die: bool) -> Any:
-        if child.status == 0:
-            child.answer.seek(0)
-            return json.loads(child.answer.read())
-        if not may_die:
-            shown = "\n".join(server.text() for server in self.servers.values())
-            pytest.fail(f"trainer {at} ended with {child.status}:\n{child.text()}\n{shown}")
-        return None
 
     def close(self) -> list[int | None]:
         """How each server ended after SIGTERM."""
