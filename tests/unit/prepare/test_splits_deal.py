@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.splits import copies, deal, shard_counts, weights
-from echelon.data.prepare.splits import ranks as ranks_module
+from echelon.data.prepare.splits import shard_counts
+
+from .dividing import copies, deal, weights
 
 
 @given(
@@ -74,10 +75,9 @@ def test_dealing_depends_on_the_seed() -> None:
     assert (first.place != other.place).mean() > 0.9
 
 
-def test_chunks_do_not_change_what_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes = np.arange(10_000) % 3
-    monkeypatch.setattr(ranks_module, "CHUNK", 1 << 9)
-    dealt = deal(np.zeros(10_000, np.int8), [7, 0, 0], 0, classes)
+def test_parts_of_any_size_are_dealt_alike() -> None:
+    classes = np.arange(600_000) % 3
+    dealt = deal(np.zeros(600_000, np.int8), [7, 0, 0], 0, classes, size=400_000)
     for kind in range(3):
         assert np.ptp(np.bincount(dealt.shard[classes == kind])) <= 1
 

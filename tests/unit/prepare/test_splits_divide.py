@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.splits import divide
-from echelon.data.prepare.splits import ranks as ranks_module
+from echelon.data.prepare.splits import By
+from echelon.data.prepare.splits import table as table_module
 from echelon.data.prepare.splits.apportion import apportion
-from echelon.data.prepare.splits.divide import By
+from echelon.data.prepare.splits.nth import smallest, sortable
+from echelon.data.prepare.splits.table import Table
+
+from .dividing import divide
 
 SHARES = (0.8, 0.1, 0.1)
 
@@ -30,13 +33,12 @@ def test_a_ratio_is_met_within_one_record(rows: int, seed: int) -> None:
     assert all(abs(n - rows * share) < 1 for n, share in zip(found, SHARES, strict=True))
 
 
-def test_the_seed_decides_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_decides_and_nothing_else() -> None:
     keys = np.arange(20_000) % 7
     first = divide("stratified", SHARES, len(keys), 1, keys)
     other = divide("stratified", SHARES, len(keys), 2, keys)
     assert 0.25 < (first != other).mean() < 0.42  # of two draws independent of each other: 0.34
-    monkeypatch.setattr(ranks_module, "CHUNK", 1 << 10)
-    assert (divide("stratified", SHARES, len(keys), 1, keys) == first).all()
+    assert (divide("stratified", SHARES, len(keys), 1, keys, size=1 << 15) == first).all()
 
 
 def test_records_of_a_split_come_from_everywhere() -> None:
@@ -117,8 +119,9 @@ def test_a_group_follows_those_of_its_records_that_have_a_split() -> None:
 def test_a_group_given_to_two_splits_is_refused() -> None:
     own = np.full(1000, -1, np.int8)
     own[[7, 57]] = [0, 2]
-    with pytest.raises(DataError, match="group of record 7 both in train and in test"):
-        divide("group", SHARES, 1000, 0, np.arange(1000) % 50, own)
+    for size in (40, 1000):
+        with pytest.raises(DataError, match=r"group of record (7|57) into several splits"):
+            divide("group", SHARES, 1000, 0, np.arange(1000) % 50, own, size)
 
 
 def test_the_latest_records_are_for_the_test() -> None:
@@ -154,3 +157,28 @@ def test_a_split_that_would_be_empty_is_refused() -> None:
         divide("time", SHARES, 10, 0, np.zeros(10))
     with pytest.raises(DataError, match=r"split by group: valid is to have 0.1"):
         divide("group", SHARES, 10, 0, np.zeros(10, np.int64))
+
+
+@given(
+    numbers=st.one_of(
+        st.lists(st.floats(allow_nan=False), min_size=1).map(np.array),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1).map(lambda n: np.array(n, np.int64)),
+        st.lists(st.integers(0, 2**64 - 1), min_size=1).map(lambda n: np.array(n, np.uint64)),
+    )
+)
+@settings(max_examples=30)
+def test_the_nth_smallest_is_that_of_sorted_numbers(numbers: Any) -> None:
+    words = sortable(numbers)
+    ranks = [0, len(numbers) // 2, len(numbers) - 1]
+    found = smallest(lambda: (words[low : low + 7] for low in range(0, len(words), 7)), ranks)
+    assert found.tolist() == sortable(np.sort(numbers))[ranks].tolist()
+
+
+def test_a_table_of_keys_is_put_together_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "_OFTEN", 1000)
+    keys = np.random.default_rng(0).integers(0, 6000, 20_000)
+    table = Table.of(np.split(keys, 20))
+    found, counts = np.unique(keys, return_counts=True)
+    assert (table.keys == found).all()
+    assert (table.sizes == counts).all()
+    assert (table.keys[table.numbers(keys[:1000])] == keys[:1000]).all()

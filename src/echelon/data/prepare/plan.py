@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,20 @@ from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.keys import CLASS, LENGTH, SPLIT
 from echelon.data.prepare.learnt import pack, unpack
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.splits import SPLITS, copies, deal, divide, shard_counts, weights
+from echelon.data.prepare.splits import (
+    FREE,
+    SPLITS,
+    TRAIN,
+    Codes,
+    Copies,
+    Deal,
+    Part,
+    Weights,
+    check_shares,
+    division,
+    shard_counts,
+    train_classes,
+)
 
 STAGE = "plan"
 _SHARD_BYTES = 64 << 20
@@ -34,97 +47,109 @@ def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned])
     """Write the plan of each block; how many records each split has, and each block for train."""
     records = _Records(desk, stage, blocks)
     if not records.count:
-        raise DataError("no records are left to prepare: quarantine.jsonl says why")
-    splits = _splits(recipe, records)
-    if not (splits == 0).any():
+        raise DataError("no records are left to prepare: all were taken out by cleaning")
+    counts = records.divide(recipe)
+    if not counts[TRAIN]:
         raise DataError("no records are left for training")
-    times = None
-    if recipe.balance is not None and recipe.balance.how == "resample":
-        times = copies(records.keys[CLASS], splits, recipe.seed, recipe.balance.at_most)
-    entries = _dealt(recipe, records, splits, times, sum(block.bytes for block in blocks))
-    if recipe.balance is not None and recipe.balance.how == "weight":
-        entries["weight"] = weights(records.keys[CLASS], splits)
-    train = _write(desk, records, splits, times, entries)
-    counts = np.bincount(splits, minlength=len(SPLITS)).tolist()
+    size = sum(block.bytes for block in blocks)
+    rows = max(1, records.count * _SHARD_BYTES // max(1, size))
+    _write(desk, _Entries(recipe, records).plans(rows))
+    train = [int(np.sum(split == TRAIN)) for split in records.splits]
     return {"records": dict(zip(SPLITS, counts, strict=True)), "train": train}
 
 
 class _Records:
-    """All records that are left, in order: a few numbers for each."""
+    """All records that are left, block by block. Of each one byte is held, its split: the other
+    numbers are read from the blocks' files, as often as somebody goes through them."""
 
     def __init__(self, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> None:
-        self.sizes = [block.rows - len(block.gone) for block in blocks]
-        self.count = sum(self.sizes)
-        codes = [SPLITS.index(block.split) if block.split else -1 for block in blocks]
-        self.given = np.repeat(np.array(codes, np.int8), self.sizes)
-        self.keys: dict[str, NDArray[Any]] = {}
-        at = 0
-        for number, (block, size) in enumerate(zip(blocks, self.sizes, strict=True)):
-            for name, values in unpack(desk.path(stage, number, "keys").read_bytes()).items():
-                if name not in self.keys:
-                    self.keys[name] = np.empty(self.count, values.dtype)
-                self.keys[name][at : at + size] = np.delete(values, block.gone)
-            at += size
+        self._desk = desk
+        self._stage = stage
+        self._blocks = blocks
+        sizes = [block.rows - len(block.gone) for block in blocks]
+        codes = [SPLITS.index(block.split) if block.split else FREE for block in blocks]
+        self.count = sum(sizes)
+        self.splits: list[Codes] = [
+            np.full(size, code, np.int8) for size, code in zip(sizes, codes, strict=True)
+        ]
+
+    def divide(self, recipe: Recipe) -> list[int]:
+        """Give a split to those that have none; how many records each split has then."""
+        split = recipe.split
+        if split is None:
+            self.splits = [np.maximum(codes, TRAIN) for codes in self.splits]
+        elif any((codes == FREE).any() for codes in self.splits):
+            found = division(split.by, split.shares, recipe.seed, self.parts)
+            self.splits = [found.next(part) for part in self.parts()]
+            check_shares(split.by, split.shares, self._counts())
+        return self._counts()
+
+    def _counts(self) -> list[int]:
+        return _counted(self.splits)
+
+    def parts(self) -> Iterator[Part]:
+        """The records of each block."""
+        for number, (block, codes) in enumerate(zip(self._blocks, self.splits, strict=True)):
+            keys = unpack(self._desk.path(self._stage, number, "keys").read_bytes())
+            left = {name: np.delete(values, block.gone) for name, values in keys.items()}
+            yield Part(codes, left.get(SPLIT), left.get(CLASS), left.get(LENGTH))
 
 
-def _splits(recipe: Recipe, records: _Records) -> NDArray[np.int8]:
-    split, given = recipe.split, records.given
-    if split is None:
-        return np.where(given < 0, np.int8(0), given)
-    if (given >= 0).all():
-        return given
-    keys = records.keys.get(SPLIT)
-    return divide(split.by, split.shares, records.count, recipe.seed, keys, given)
+class _Entries:
+    """Everything that is written: the records, those of rare classes perhaps several times."""
+
+    def __init__(self, recipe: Recipe, records: _Records) -> None:
+        self._recipe = recipe
+        self._records = records
+        self._balance = recipe.balance
+        self._classes = train_classes(records.parts) if recipe.balance is not None else None
+
+    def plans(self, rows: int) -> Iterator[dict[str, Any]]:
+        """The plan of each block; `rows` go to a shard where the recipe does not say."""
+        deal = self._deal(rows)
+        weights = None
+        if self._classes is not None and not self._resampled:
+            weights = Weights(self._classes)
+        first = 0
+        for codes, (part, times) in zip(self._records.splits, self._written(), strict=True):
+            plan: dict[str, Any] = {"split": codes, "first": first, **deal.next(part)._asdict()}
+            if times is not None:
+                plan["row"] = np.repeat(np.arange(len(codes), dtype=np.int32), times)
+            if weights is not None:
+                plan["weight"] = weights.of(part)
+            yield plan
+            first += len(codes)
+
+    @property
+    def _resampled(self) -> bool:
+        return self._balance is not None and self._balance.how == "resample"
+
+    def _written(self) -> Iterator[tuple[Part, NDArray[np.int32] | None]]:
+        """What is written of each block, and how often each of its records."""
+        if self._classes is None or self._balance is None or not self._resampled:
+            yield from ((part, None) for part in self._records.parts())
+            return
+        copies = Copies(self._classes, self._recipe.seed, self._balance.at_most)
+        for part in self._records.parts():
+            times = copies.next(part)
+            yield part.repeated(times), times
+
+    def _deal(self, rows: int) -> Deal:
+        write = self._recipe.write
+        sizes = _counted(part.split for part, _ in self._written())
+        of_shard = write.rows if write.rows or write.shards else rows
+        counts = shard_counts(sizes, write.shards, of_shard)
+        return Deal(sizes, counts, self._recipe.seed, lambda: (part for part, _ in self._written()))
 
 
-def _dealt(
-    recipe: Recipe,
-    records: _Records,
-    splits: NDArray[np.int8],
-    times: NDArray[np.int32] | None,
-    size: int,
-) -> dict[str, Any]:
-    """Shard and place of everything that is written."""
-
-    def repeated(values: NDArray[Any] | None) -> NDArray[Any] | None:
-        return values if values is None or times is None else np.repeat(values, times)
-
-    of_split = repeated(splits)
-    assert of_split is not None
-    sizes = np.bincount(of_split, minlength=len(SPLITS)).tolist()
-    write = recipe.write
-    shards, rows = write.shards, write.rows
-    if shards is None and rows is None:
-        rows = max(1, records.count * _SHARD_BYTES // max(1, size))
-    counts = shard_counts(sizes, shards, rows)
-    keys = records.keys
-    dealt = deal(
-        of_split, counts, recipe.seed, repeated(keys.get(CLASS)), repeated(keys.get(LENGTH))
-    )
-    return {"shard": dealt.shard, "place": dealt.place}
+def _counted(splits: Iterable[Codes]) -> list[int]:
+    counts = np.zeros(len(SPLITS), np.int64)
+    for codes in splits:
+        counts += np.bincount(codes, minlength=len(SPLITS))
+    return [int(count) for count in counts]
 
 
-def _write(
-    desk: Desk,
-    records: _Records,
-    splits: NDArray[np.int8],
-    times: NDArray[np.int32] | None,
-    entries: dict[str, Any],
-) -> list[int]:
+def _write(desk: Desk, plans: Iterator[dict[str, Any]]) -> None:
     desk.stage(STAGE)
-    train: list[int] = []
-    record = entry = 0
-    for number, size in enumerate(records.sizes):
-        here = slice(record, record + size)
-        written = size if times is None else int(times[here].sum())
-        plan: dict[str, Any] = {"split": splits[here], "first": record}
-        if times is not None:
-            plan["row"] = np.repeat(np.arange(size, dtype=np.int32), times[here])
-        for name in ("shard", "place"):
-            plan[name] = entries[name][entry : entry + written]
-        if "weight" in entries:
-            plan["weight"] = entries["weight"][here]
+    for number, plan in enumerate(plans):
         desk.put(desk.path(STAGE, number, "plan"), pack(plan))
-        train.append(int((plan["split"] == 0).sum()))
-        record, entry = record + size, entry + written
-    return train

@@ -1,11 +1,29 @@
 """Which split, which shard and which place a record gets, how often it is written, what it weighs.
 
-Pure functions over a few bytes per record. They go through the records in chunks, so what they
-need beside their results does not grow with the data; the same keys and seed give the same result.
+A few bytes per record go by, several times, and nothing is kept of them but counts: what it takes
+does not grow with the records. The same records and seed give the same result.
 """
 
-from echelon.data.prepare.splits.balance import copies, weights
-from echelon.data.prepare.splits.deal import Dealt, deal, shard_counts
-from echelon.data.prepare.splits.divide import SPLITS, divide
+from echelon.data.prepare.splits.balance import Copies, Weights, train_classes
+from echelon.data.prepare.splits.deal import Deal, Dealt, shard_counts
+from echelon.data.prepare.splits.divide import By, Division, check_shares, division
+from echelon.data.prepare.splits.part import FREE, SPLITS, TRAIN, Codes, Part, Parts
 
-__all__ = ["SPLITS", "Dealt", "copies", "deal", "divide", "shard_counts", "weights"]
+__all__ = [
+    "FREE",
+    "SPLITS",
+    "TRAIN",
+    "By",
+    "Codes",
+    "Copies",
+    "Deal",
+    "Dealt",
+    "Division",
+    "Part",
+    "Parts",
+    "Weights",
+    "check_shares",
+    "division",
+    "shard_counts",
+    "train_classes",
+]

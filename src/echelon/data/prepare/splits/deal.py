@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from echelon.core.errors import DataError
 from echelon.core.hashing import key
 from echelon.data.order import Order
-from echelon.data.prepare.splits.ranks import Dealing, Keys, alike, chunks, numbered
+from echelon.data.prepare.splits.part import Keys, Numbers, Part, Parts
+from echelon.data.prepare.splits.ranks import Dealing, alike, chunks
+from echelon.data.prepare.splits.table import Table
 
 _TAG = 0xDEA1
 _CELLS = 1 << 12
@@ -23,7 +25,7 @@ class Dealt(NamedTuple):
     """For each record its shard, numbered within its split, and its row in that shard."""
 
     shard: NDArray[np.int32]
-    place: NDArray[np.int64]
+    place: Numbers
 
 
 def shard_counts(
@@ -37,104 +39,105 @@ def shard_counts(
     return [-(-size // rows) for size in sizes]
 
 
-def deal(
-    splits: NDArray[np.int8],
-    shards: Sequence[int],
-    seed: int,
-    classes: Keys | None = None,
-    lengths: Keys | None = None,
-) -> Dealt:
-    """Deal each split's records out to its shards like cards, sorted by class and then length.
+class Deal:
+    """Deals each split's records out to its shards like cards, sorted by class and then length.
 
     So shards of a split differ by at most one record, and by at most one record in each class.
     Lengths rise through one class and fall through the next: what the last shard is ahead in one
-    it is behind in the other, and sums of lengths stay alike. Records alike in both are shuffled
+    it is behind in the other, and sums of lengths stay alike. Records alike in both are mixed
     first, and all records of a shard in the end, by `seed`.
     """
-    cells = _Cells(splits, len(shards), classes, lengths)
-    sizes = np.zeros(cells.count, np.int64)
-    for part in chunks(len(splits)):
-        sizes += np.bincount(cells.of(part), minlength=cells.count)
-    per_split = sizes.reshape(len(shards), -1).sum(1)
-    _enough(per_split, shards)
-    # A split's cells are one after the other: its cards are numbered from 0.
-    first = sizes.cumsum() - sizes
-    first -= np.repeat(per_split.cumsum() - per_split, cells.count // len(shards))
-    dealing = Dealing(cells.count, seed, _TAG)
-    shard, place = np.empty(len(splits), np.int32), np.empty(len(splits), np.int64)
-    for part in chunks(len(splits)):
-        cell = cells.of(part)
-        cards = first[cell] + dealing.next(cell)
-        hands = np.maximum(np.asarray(shards), 1)[splits[part]]
-        shard[part], place[part] = cards % hands, cards // hands
-    _shuffle(splits, shards, per_split, seed, shard, place)
-    return Dealt(shard, place)
+
+    def __init__(
+        self, sizes: Sequence[int], shards: Sequence[int], seed: int, parts: Parts
+    ) -> None:
+        """`sizes` are the records of each split, `shards` its shards; all parts have a split."""
+        for size, count in zip(sizes, shards, strict=True):
+            if size and not 1 <= count <= size:
+                raise DataError(f"{size} records cannot be dealt out to {count} shards")
+        self._cells = _Cells(sizes, parts)
+        filled = np.zeros(self._cells.count, np.int64)
+        for part in parts():
+            filled += np.bincount(self._cells.of(part), minlength=self._cells.count)
+        # A split's cells are one after the other: its cards are numbered from 0.
+        before = np.cumsum(sizes) - sizes
+        self._first = filled.cumsum() - filled
+        self._first -= np.repeat(before, self._cells.count // len(shards))
+        self._dealing = Dealing(self._cells.count, seed, _TAG)
+        self._hands = np.maximum(np.array(shards), 1)
+        self._hand_of = np.cumsum(self._hands) - self._hands
+        self._orders = list(_orders(sizes, self._hands.tolist(), seed))
+
+    def next(self, part: Part) -> Dealt:
+        """Of the records after those that have been asked for already."""
+        cells = self._cells.of(part)
+        cards = self._first[cells] + self._dealing.next(cells)
+        hands = self._hands[part.split]
+        shard, place = cards % hands, cards // hands
+        for chunk in chunks(len(cards)):
+            self._shuffle(self._hand_of[part.split[chunk]] + shard[chunk], place[chunk])
+        return Dealt(shard.astype(np.int32), place)
+
+    def _shuffle(self, hands: Numbers, place: Numbers) -> None:
+        """Cards lie in their hand as they were dealt, sorted by class: mix every hand."""
+        found, places, at, _ = alike(hands)
+        for hand, rows in zip(found.tolist(), np.split(places, at[1:]), strict=True):
+            order = self._orders[hand]
+            assert order is not None, "a hand with cards"
+            place[rows] = order.at(place[rows])
+
+
+def _orders(sizes: Sequence[int], hands: Sequence[int], seed: int) -> Iterator[Order | None]:
+    """How each hand is mixed; one without cards is not."""
+    for split, (size, count) in enumerate(zip(sizes, hands, strict=True)):
+        for number in range(count):
+            cards = (size - number + count - 1) // count
+            yield Order(key(_TAG, seed, split), number, cards) if cards else None
 
 
 class _Cells:
     """One number per record for split, class and length, in the order they are dealt in."""
 
-    def __init__(
-        self, splits: NDArray[np.int8], count: int, classes: Keys | None, lengths: Keys | None
-    ) -> None:
-        self._splits = splits
-        self._lengths = lengths
-        self._classes: NDArray[np.int32] | None = None
-        self._kinds = 1
-        if classes is not None:
-            self._classes, self._kinds = numbered(classes)
-        self._bounds: NDArray[Any] = np.empty(0)
-        if lengths is not None:
-            bins = max(1, _CELLS // (max(self._kinds, 1) * count))
-            self._bounds = _bounds(lengths, min(_MOST_BINS, bins))
+    def __init__(self, sizes: Sequence[int], parts: Parts) -> None:
+        self._table = Table.of(_kinds(part) for part in parts())
+        self._kinds = max(len(self._table.keys), 1)
+        bins = max(1, _CELLS // (self._kinds * len(sizes)))
+        self._bounds = _bounds(_sample(parts, sum(sizes)), min(_MOST_BINS, bins))
         self._bins = len(self._bounds) + 1
-        self.count = count * self._kinds * self._bins
+        self.count = len(sizes) * self._kinds * self._bins
 
-    def of(self, part: slice) -> NDArray[np.int64]:
-        cells = self._splits[part] * np.int64(self._kinds)
-        if self._classes is not None:
-            cells += self._classes[part]
-        if self._lengths is None:
+    def of(self, part: Part) -> Numbers:
+        cells = part.split * np.int64(self._kinds) + self._table.numbers(_kinds(part))
+        if part.length is None:
             return cells
-        size = np.searchsorted(self._bounds, self._lengths[part], "right")
+        size = np.searchsorted(self._bounds, part.length, "right")
         return cells * self._bins + np.where(cells % 2, self._bins - 1 - size, size)
 
 
-def _bounds(lengths: Keys, bins: int) -> NDArray[Any]:
-    """Lengths that cut the records into parts of about equal sums, by a sample of fixed places.
+def _kinds(part: Part) -> Keys:
+    return np.zeros(len(part.split), np.int8) if part.kind is None else part.kind
+
+
+def _sample(parts: Parts, count: int) -> Keys:
+    """Lengths of records at fixed places."""
+    step = max(1, count // _SAMPLE)
+    found: list[Keys] = []
+    passed = 0
+    for part in parts():
+        if part.length is not None:
+            found.append(part.length[-passed % step :: step])
+        passed += len(part.split)
+    return np.concatenate(found) if found else np.empty(0)
+
+
+def _bounds(sample: Keys, bins: int) -> Keys:
+    """Lengths that cut the records into parts of about equal sums.
 
     So there are most bounds where records are long: there a difference counts.
     """
-    sample = np.sort(lengths[:: max(1, len(lengths) // _SAMPLE)])
-    sums = sample.cumsum(dtype=np.float64)
-    if not len(sums):
+    if not len(sample):
         return sample
+    sample = np.sort(sample)
+    sums = sample.cumsum(dtype=np.float64)
     at = np.searchsorted(sums, np.arange(1, bins) / bins * sums[-1])
     return np.unique(sample[at])
-
-
-def _enough(per_split: NDArray[Any], shards: Sequence[int]) -> None:
-    for size, count in zip(per_split.tolist(), shards, strict=True):
-        if size and not 1 <= count <= size:
-            raise DataError(f"{size} records cannot be dealt out to {count} shards")
-
-
-def _shuffle(
-    splits: NDArray[np.int8],
-    shards: Sequence[int],
-    per_split: NDArray[Any],
-    seed: int,
-    shard: NDArray[np.int32],
-    place: NDArray[np.int64],
-) -> None:
-    """Cards lie in their hand as they were dealt, sorted by class: mix every hand."""
-    starts = np.cumsum(shards) - shards
-    orders = [
-        Order(key(_TAG, seed, split), number, (size - number + count - 1) // count)
-        for split, (size, count) in enumerate(zip(per_split.tolist(), shards, strict=True))
-        for number in range(count)
-    ]
-    for part in chunks(len(splits)):
-        hands, places, at, _ = alike(starts[splits[part]] + shard[part])
-        for hand, rows in zip(hands.tolist(), np.split(places, at[1:]), strict=True):
-            place[part][rows] = orders[hand].at(place[part][rows])

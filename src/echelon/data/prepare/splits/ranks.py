@@ -1,19 +1,16 @@
-"""Keys as small numbers, and a place for each record among those that have the same number."""
+"""A place for each record among those that have the same number."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from echelon.core.hashing import key, words
 from echelon.data.order import Order
-
-Keys: TypeAlias = NDArray[Any]
-"""A number per record: a class, a group, a time, or a hash of one."""
+from echelon.data.prepare.splits.part import Numbers
 
 CHUNK = 1 << 18
 """Records at a time."""
@@ -22,31 +19,19 @@ _DROPPED = np.uint64(64 - _LOT_BITS)
 _PLACES = np.arange(CHUNK)
 
 
-def chunks(rows: int) -> Iterator[slice]:
-    """All records, a part at a time."""
-    for start in range(0, rows, CHUNK):
-        yield slice(start, min(start + CHUNK, rows))
-
-
-def numbered(keys: Keys) -> tuple[NDArray[np.int32], int]:
-    """0 for the first key that occurs, 1 for the next other one, …; and how many there are."""
-    coded = pa.array(keys).dictionary_encode()
-    # Without nulls this is a view of Arrow's own memory.
-    return coded.indices.to_numpy(), len(coded.dictionary)
-
-
 class Alike(NamedTuple):
     """Which numbers occur in a chunk, and the places of their records, one number's after the
     other's: those of `numbers[i]` are `places[starts[i]:starts[i] + counts[i]]`."""
 
-    numbers: NDArray[np.int64]
-    places: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    numbers: Numbers
+    places: Numbers
+    starts: Numbers
+    counts: Numbers
 
 
-def alike(codes: NDArray[Any], lots: NDArray[np.int64] | None = None) -> Alike:
+def alike(codes: NDArray[Any], lots: Numbers | None = None) -> Alike:
     """Records of a chunk by number, then by lot, then as they come."""
+    assert len(codes) <= CHUNK
     # One word for all of it: numpy sorts words several times as fast as it finds an order.
     packed = codes.astype(np.int64) << (_PLACE_BITS + _LOT_BITS)
     if lots is not None:
@@ -59,30 +44,39 @@ def alike(codes: NDArray[Any], lots: NDArray[np.int64] | None = None) -> Alike:
     return Alike(packed[starts], places, starts, np.diff(starts, append=len(packed)))
 
 
+def chunks(rows: int) -> Iterator[slice]:
+    """All rows, a part at a time."""
+    for start in range(0, rows, CHUNK):
+        yield slice(start, min(start + CHUNK, rows))
+
+
 class Ranks:
-    """Shuffles the records of each number among themselves, chunk after chunk.
+    """Shuffles the records of each number among themselves, some at a time.
 
     Record k of n alike is given place `order(k)` of a keyed permutation of n: nothing is sorted,
     and nothing is kept but how many of each number have passed.
     """
 
-    def __init__(self, sizes: NDArray[np.int64], seed: int, tag: int) -> None:
+    def __init__(self, sizes: Numbers, seed: int, tag: int) -> None:
         self._sizes = sizes
-        self._seed = seed
-        self._tag = tag
+        self._key = key(tag, seed)
         self._seen = np.zeros_like(sizes)
 
-    def next(self, codes: NDArray[Any]) -> NDArray[np.int64]:
+    def next(self, codes: Numbers) -> Numbers:
         """The places of the records after those that have been asked for already."""
-        numbers, places, starts, counts = alike(codes)
         out = np.empty(len(codes), np.int64)
+        for chunk in chunks(len(codes)):
+            self._fill(codes[chunk], out[chunk])
+        return out
+
+    def _fill(self, codes: Numbers, out: Numbers) -> None:
+        numbers, places, starts, counts = alike(codes)
         spans = zip(numbers.tolist(), starts.tolist(), counts.tolist(), strict=True)
         for number, start, count in spans:
             seen = int(self._seen[number])
-            shuffled = Order(key(self._tag, self._seed), number, int(self._sizes[number]))
+            shuffled = Order(self._key, number, int(self._sizes[number]))
             out[places[start : start + count]] = shuffled.rows(seen, seen + count)
         self._seen[numbers] += counts
-        return out
 
 
 class Dealing:
@@ -97,13 +91,17 @@ class Dealing:
         self._passed = 0
         self._key = key(tag, seed)
 
-    def next(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    def next(self, cells: Numbers) -> Numbers:
         """The numbers of the records after those that have been asked for already."""
+        out = np.empty(len(cells), np.int64)
+        for chunk in chunks(len(cells)):
+            self._fill(cells[chunk], out[chunk])
+        return out
+
+    def _fill(self, cells: Numbers, out: Numbers) -> None:
         records = np.arange(self._passed, self._passed + len(cells), dtype=np.uint64)
         self._passed += len(cells)
         lots = (words(records, self._key) >> _DROPPED).view(np.int64)
         numbers, places, starts, counts = alike(cells, lots)
-        out = np.empty(len(cells), np.int64)
         out[places] = np.repeat(self._seen[numbers] - starts, counts) + _PLACES[: len(cells)]
         self._seen[numbers] += counts
-        return out

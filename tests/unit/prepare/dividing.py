@@ -1,0 +1,82 @@
+"""Records that are all there at once, divided and dealt some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from echelon.data.prepare.splits import (
+    FREE,
+    SPLITS,
+    By,
+    Copies,
+    Deal,
+    Dealt,
+    Part,
+    Parts,
+    Weights,
+    check_shares,
+    division,
+    train_classes,
+)
+
+SIZE = 317
+
+
+def parts(size: int, *columns: Any) -> Parts:
+    """These records, `size` at a time."""
+
+    def anew() -> Iterator[Part]:
+        for low in range(0, max(len(columns[0]), 1), size):
+            here = slice(low, low + size)
+            found: list[Any] = [None if column is None else column[here] for column in columns]
+            yield Part(*found)
+
+    return anew
+
+
+def divide(
+    by: By,
+    shares: Sequence[float],
+    rows: int,
+    seed: int,
+    keys: Any = None,
+    given: Any = None,
+    size: int = SIZE,
+) -> Any:
+    free = np.full(rows, FREE, np.int8) if given is None else given
+    whole = parts(size, free, keys)
+    found = division(by, shares, seed, whole)
+    splits = np.concatenate([found.next(part) for part in whole()])
+    assert splits.dtype == np.int8
+    check_shares(by, shares, np.bincount(splits, minlength=len(SPLITS)).tolist())
+    return splits
+
+
+def deal(
+    splits: Any,
+    shards: Sequence[int],
+    seed: int,
+    classes: Any = None,
+    lengths: Any = None,
+    size: int = SIZE,
+) -> Dealt:
+    whole = parts(size, splits, None, classes, lengths)
+    sizes = np.bincount(splits, minlength=len(shards)).tolist()
+    dealing = Deal(sizes, shards, seed, whole)
+    shard, place = zip(*(dealing.next(part) for part in whole()), strict=True)
+    return Dealt(np.concatenate(shard), np.concatenate(place))
+
+
+def weights(classes: Any, splits: Any) -> Any:
+    whole = parts(SIZE, splits, None, classes)
+    found = Weights(train_classes(whole))
+    return np.concatenate([found.of(part) for part in whole()])
+
+
+def copies(classes: Any, splits: Any, seed: int, at_most: int | None = None) -> Any:
+    whole = parts(SIZE, splits, None, classes)
+    found = Copies(train_classes(whole), seed, at_most)
+    return np.concatenate([found.next(part) for part in whole()])
