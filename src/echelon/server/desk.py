@@ -70,7 +70,7 @@ class Desk:
         """Through this conversation from now on: what it asked for before, it asks again."""
         with self._changed:
             self._present[member] = conversation
-            self._pending.pop(member, None)
+            self._take_back(member)
             if self._gate is not None:
                 self._gate.back(member)
 
@@ -88,6 +88,8 @@ class Desk:
                 self._mirror([entry])
                 self._add(entry)
                 self._asking = {m: seq for m, seq in self._asking.items() if m not in gone}
+                for member in self._pending.keys() - set(members):
+                    del self._pending[member]
         self._shard.order.work()
 
     def push(self, member: int, seq: int, head: PushHead) -> None:
@@ -273,6 +275,11 @@ class Desk:
             time.monotonic(), member, Push(seq, held.head, frozenset(held.head.missing))
         )
 
+    def _take_back(self, member: int) -> None:
+        """It may push the same again, but only here: what other shards have said still holds."""
+        if (held := self._pending.get(member)) is not None:
+            held.head = None
+
     def _pull(self, member: int, seq: int, begin: bool) -> Sequence[Decision]:
         self._asking[member] = seq
         return self.gate.pull(time.monotonic(), member, begin=begin)
@@ -281,5 +288,5 @@ class Desk:
         if self._present.get(member) is not conversation:
             return []
         del self._present[member]
-        self._pending.pop(member, None)
+        self._take_back(member)
         return self.gate.left(time.monotonic(), member) if self._gate is not None else []

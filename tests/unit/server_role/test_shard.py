@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from tests.unit.server_role.model import Job
 
 from echelon.comm.channel import Connection, Listener
 from echelon.comm.servers import documents
 from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.messages import Kind
+from echelon.comm.servers.messages import Kind, PushHead
 from echelon.comm.servers.servers import Servers
 from echelon.comm.servers.set_up import Plan
+from echelon.core.types import Lease
+from echelon.server.desk import Desk
 from echelon.server.entry import Entry, Staged
 from echelon.server.seats import Seat
 from echelon.server.settings import ServerSettings
@@ -43,9 +46,9 @@ def plan() -> Plan:
     return Plan.of(job.layout, 1, job.rules)
 
 
-def made() -> Shard:
+def made(shards: int = 1) -> Shard:
     """One with weights."""
-    shard = Shard(0, 1)
+    shard = Shard(0, shards)
     shard.set_up(json.loads(plan().document), lambda _: None)
     shard.load(shard.holding.flats.part(), 7, 3)
     return shard
@@ -61,6 +64,24 @@ def test_a_push_that_never_comes_takes_the_run_back_to_a_cut() -> None:
     shard.add(Entry(2, 4, anew=True))
     shard.order.work()
     assert (shard.incarnation, chair.lost) == (0, True)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_other_shards_have_of_a_push_is_known_when_it_is_sent_again(breaks: bool) -> None:
+    """Another shard greets the gate that took over before the trainer does; or its connection to
+    the gate alone breaks."""
+    desk = Desk(made(2), ServerSettings(0, (ADDRESS, ADDRESS), KEY))
+    desk.prepare({"quorum": 1, "staleness": 0, "samples": 100}, 5)
+    desk.enter(1, [0])
+    head = PushHead(1, Lease(0, 0, 4), 0, (4.0, 4.0, 1.0, 0.0, 0.1))
+    desk.arrived(0, "one")
+    desk.staged(1, 0, 7)
+    if breaks:
+        desk.left(0, "one")
+    desk.arrived(0, "another")
+    assert desk.gate.version == 0
+    desk.push(0, 7, head)
+    assert desk.gate.version == 1
 
 
 @contextmanager
