@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.config import Job, job_from, load_job
-from echelon.core.config.document import parse_value
+from echelon.core.config.document import Document, parse_value
+from echelon.core.config.load import overridden
 from echelon.core.errors import ConfigError
 
 JOB = """\
@@ -91,7 +92,7 @@ def test_values_are_what_they_look_like(text: str, value: object) -> None:
         ("track.exporters=[wandb, wandb]", "names one twice"),
         ("name=../x", "string should match pattern"),
         ("noequals", "must look like key.path=value"),
-        ("epochs.x=1", "'epochs' is a value, it has no keys"),
+        ("epochs.x=1", "'epochs' is a value, it has no key 'x'"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(file: Path, override: str, message: str) -> None:
@@ -108,6 +109,15 @@ def test_an_error_names_file_and_line(file: Path) -> None:
     file.write_text(JOB.replace("lr: 1e-3", "lr: -1"), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"{file}:5: optimizer.lr = -1"):
         load_job(file)
+
+
+def test_an_override_may_go_into_a_list() -> None:
+    document = overridden(Document({"read": [{"path": "a"}, {"path": "b"}]}), ["read.1.path=c"])
+    assert document.values == {"read": [{"path": "a"}, {"path": "c"}]}
+    assert document.where(("read", 1, "path")) == "command line: "
+    for override in ("read.2.path=c", "read.x=c"):
+        with pytest.raises(ConfigError, match="must be the number of an item, 0 to 1"):
+            overridden(document, [override])
 
 
 def test_an_error_in_an_override_names_the_command_line(file: Path) -> None:

@@ -61,16 +61,32 @@ def overridden(document: Document, overrides: Sequence[str]) -> Document:
         key, separator, raw = text.partition("=")
         if not separator or not key:
             raise ConfigError(f"override {text!r} must look like key.path=value")
-        path = tuple(key.split("."))
-        _set(values, path, parse_value(raw), text)
-        paths.add(path)
+        paths.add(_set(values, key.split("."), parse_value(raw), text))
     return dataclasses.replace(document, values=values, overridden=frozenset(paths))
 
 
-def _set(values: dict[str, Any], path: tuple[str, ...], value: Any, text: str) -> None:
+def _set(values: dict[str, Any], keys: Sequence[str], value: Any, text: str) -> KeyPath:
+    """Returns the path as messages know it, rows of a list by their numbers."""
     at: Any = values
-    for part in path[:-1]:
-        at = at.setdefault(part, {})
-        if not isinstance(at, dict):
-            raise ConfigError(f"override {text!r}: {part!r} is a value, it has no keys")
-    at[path[-1]] = value
+    path: list[str | int] = []
+    for key in keys:
+        if not isinstance(at, dict | list):
+            raise ConfigError(f"override {text!r}: {path[-1]!r} is a value, it has no key {key!r}")
+        place: Any = _place(at, key, text) if isinstance(at, list) else key
+        path.append(place)
+        if len(path) == len(keys):
+            at[place] = value
+        elif isinstance(at, list):
+            at = at[place]
+        else:
+            at = at.setdefault(place, {})
+    return tuple(path)
+
+
+def _place(items: list[Any], part: str, text: str) -> int:
+    """Rows of a list go by their number, from 0."""
+    if not part.isdecimal() or int(part) >= len(items):
+        raise ConfigError(
+            f"override {text!r}: {part!r} must be the number of an item, 0 to {len(items) - 1}"
+        )
+    return int(part)
