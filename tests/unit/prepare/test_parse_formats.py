@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echelon.core.config.data import DataSection
 from echelon.core.errors import DataError
-from echelon.data import read, write_shards
+from echelon.data import open_dense, read, write_shards
+from echelon.data.opening import frames
 from echelon.data.prepare.inputs import Input
 
 from .reading import collect
@@ -311,3 +313,17 @@ def test_jobs_are_told_of_a_bad_line(tmp_path: Path, content: bytes, message: st
     (tmp_path / "a.libsvm").write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read(tmp_path / "a.libsvm"))
+
+
+def test_a_job_without_preparation_takes_libsvm_as_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.libsvm"
+    path.write_bytes(b"".join(b"%d 1:%d 4:2\n" % (row % 2, row) for row in range(40)))
+    section = DataSection(path=str(path), normalise=False)
+    splits = open_dense(section, 0, target="class")
+    assert splits.shape == (4,)
+    assert len(splits.train) == 32
+    monkeypatch.setattr(frames, "_MOST_NUMBERS", 100)
+    with pytest.raises(DataError, match=r"40 rows of 4 numbers: make shards of it with"):
+        open_dense(section, 0, target="class")

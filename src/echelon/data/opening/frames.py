@@ -13,6 +13,10 @@ import pyarrow as pa
 from echelon.core.errors import DataError, unknown
 from echelon.data.opening.parts import Part
 from echelon.data.readers import read
+from echelon.data.shards.encode_arrow import WIDTH, sparse_pairs
+
+_MOST_NUMBERS = 1 << 28
+"""Numbers of sparse rows that are held densely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Frame:
         if isinstance(kind, pa.FixedShapeTensorType):
             parts = [chunk.to_numpy_ndarray() for chunk in column.chunks]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if sparse_pairs(kind):
+            return self._dense_rows(name, column.combine_chunks())
         if (
             pa.types.is_list(kind)
             or pa.types.is_large_list(kind)
@@ -63,6 +69,21 @@ class Frame:
             raise DataError(f"{self.where}: column {name!r} is of type {kind}: not numbers")
         values: np.ndarray[Any, Any] = column.to_numpy()
         return values
+
+    def _dense_rows(self, name: str, column: Any) -> np.ndarray[Any, Any]:
+        """Sparse rows as vectors, as long as that is not much; what is much is prepared first."""
+        about = self.table.schema.field(name).metadata or {}
+        entries, lengths = column.flatten(), column.value_lengths().to_numpy()
+        indices = entries.field("index").to_numpy()
+        width = max(int(about.get(WIDTH, b"1")), 1 + int(indices.max(initial=0)))
+        if len(self) * width > _MOST_NUMBERS:
+            raise DataError(
+                f"{self.where}: column {name!r} is sparse, {len(self)} rows of {width} numbers: "
+                f"make shards of it with `echelon data prepare` (feature `sparse`)"
+            )
+        dense = np.zeros((len(self), width), np.float32)
+        dense[np.repeat(np.arange(len(self)), lengths), indices] = entries.field("value").to_numpy()
+        return dense
 
     def _vectors(self, name: str, column: Any) -> np.ndarray[Any, Any]:
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)

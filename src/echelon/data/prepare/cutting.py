@@ -173,6 +173,7 @@ class Content:
         return passed + len(self.take(end or len(self.data)))
 
     def close(self) -> None:
+        self._pieces.close()
         self._file.close()
 
     def _next(self) -> bytes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Generator
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
+Pieces: TypeAlias = Generator[bytes, None, None]
 PIECE = 1 << 20
 _RAW = 64 << 10
 _ZSTD_READ = 16 << 10
@@ -36,14 +37,14 @@ def packing(name: str) -> str:
     return next((suffix for suffix in PACKED if lower.endswith(suffix)), "")
 
 
-def unpacked(file: IO[bytes], suffix: str) -> Iterator[bytes]:
+def unpacked(file: IO[bytes], suffix: str) -> Pieces:
     """Pieces of the content; raises `Damaged` after the last one that is whole."""
     if not suffix:
         return _plain(file)
     return _zstd(file) if suffix == ".zst" else _streams(file, _UNPACKERS[suffix])
 
 
-def _plain(file: IO[bytes]) -> Iterator[bytes]:
+def _plain(file: IO[bytes]) -> Pieces:
     while True:
         try:
             piece = file.read(PIECE)
@@ -54,7 +55,7 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _streams(file: IO[bytes], start: Callable[[], Any]) -> Iterator[bytes]:
+def _streams(file: IO[bytes], start: Callable[[], Any]) -> Pieces:
     """Packed streams one after the other, as `cat a.gz b.gz` makes them."""
     stream, begun = start(), False
     for raw in _raw(file):
@@ -77,13 +78,13 @@ def _streams(file: IO[bytes], start: Callable[[], Any]) -> Iterator[bytes]:
         raise Damaged("truncated: its packed stream has no end")
 
 
-def _raw(file: IO[bytes]) -> Iterator[bytes]:
+def _raw(file: IO[bytes]) -> Pieces:
     for piece in _plain(file):
         for start in range(0, len(piece), _RAW):
             yield piece[start : start + _RAW]
 
 
-def _zstd(file: IO[bytes]) -> Iterator[bytes]:
+def _zstd(file: IO[bytes]) -> Pieces:
     whole: list[bytes] = []
     size = 0
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PART = 4_000_000
+PART = 2_000_000
 """Records sorted at a time, about."""
 _READ = 1 << 20
 Numbers = NDArray[np.int64]
