@@ -81,6 +81,13 @@ def test_work_that_ends_anywhere_is_gone_on_with(values: dict[str, Any]) -> None
     assert not Path(".again.work").exists()
 
 
+def test_what_is_left_of_an_end_at_the_last_moment_is_cleared_away(values: dict[str, Any]) -> None:
+    prepare(values, workers=1)
+    Path(".whole.work/out").mkdir(parents=True)
+    assert not prepare(values, workers=1).fresh
+    assert not Path(".whole.work").exists()
+
+
 def test_other_inputs_or_another_recipe_begin_anew(values: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(values, workers=1, watch=Ending(9))

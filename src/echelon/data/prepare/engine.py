@@ -187,6 +187,7 @@ class Engine:
         self._stage(SCATTER, "encode", tasks, count)
         if self.desk.recall("fields") is None:
             self.desk.remember("fields", [f.to_json() for f in self._one_schema()])
+        self.desk.remove(self.work.segments[-1].stage, "arrow")
 
     def _one_schema(self) -> Schema:
         found: Schema | None = None

@@ -56,15 +56,13 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
 
 def into_place(desk: Desk, folder: Path) -> None:
     """A reader sees what was there before, nothing, or all of the new."""
-    old = None
+    old = folder.with_name(f".{folder.name}.old")
     if folder.exists():
-        old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     (desk.root / OUT).rename(folder)
     _sync(folder.parent)
-    if old is not None:
-        shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _manifest(desk: Desk, split: str) -> Manifest:

@@ -64,9 +64,12 @@ def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Pr
     folder = Path(recipe.write.folder)
     read = sources(recipe.read)
     digest = _digest(recipe, read)
+    desk = folder.with_name(f".{folder.name}.work")
     if check_place(folder, digest, overwrite=overwrite):
+        if desk.exists():  # ended when all but this was done
+            Claim(desk, digest).close(remove=True)
         return open_prepared(folder)
-    claim = Claim(folder.with_name(f".{folder.name}.work"), digest)
+    claim = Claim(desk, digest)
     done = False
     try:
         engine = Engine(recipe, claim.desk, watch)
