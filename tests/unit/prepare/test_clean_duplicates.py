@@ -209,3 +209,17 @@ def test_a_class_that_is_in_one_fold_alone_does_no_harm(tmp_path: Path) -> None:
     learnt = step.learn(0, [step.look(0, block, {})], {}, tmp_path)
     assert "rare" in learnt["classes"]
     assert step.clean(block, learnt).block is block
+
+
+def test_a_block_without_rows_is_compared_and_judged_like_others(tmp_path: Path) -> None:
+    whole, wrong = noisy(200)
+    none = whole.slice(0, 0)
+    step = Noise(label="y", column="t", sure=0.7)
+    learnt = step.learn(0, [step.look(0, one, {}) for one in (none, whole, none)], {}, tmp_path)
+    assert step.clean(none, learnt).block.num_rows == 0
+    assert {row for row, _ in step.clean(whole, learnt).noted} & wrong
+    for compare in (Duplicates(columns=("t",)), Duplicates(columns=("t",), near=0.8)):
+        keys = [compare.hashes(one) for one in (none, whole, none, whole)]
+        of = compare.duplicates(keys, tmp_path / "scratch")
+        assert of.tolist() == [-1] * 200 + list(range(200))
+        assert len(compare.duplicates([], tmp_path / "empty")) == 0

@@ -50,11 +50,13 @@ def joined(rows: list[NDArray[np.int32]]) -> Bag:
 def matrix(bag: Bag, width: int) -> Any:
     """A sparse matrix with rows of length one; `width` is a power of two, at most BUCKETS."""
     from scipy.sparse import csr_array
-    from sklearn.preprocessing import normalize
 
+    count = len(bag.offsets) - 1
     # scikit-learn takes no offsets of 64 bits.
     parts = np.ones(len(bag.buckets), np.float32), bag.buckets & (width - 1)
-    rows = csr_array((*parts, bag.offsets.astype(np.int32)), (len(bag.offsets) - 1, width))
+    rows = csr_array((*parts, bag.offsets.astype(np.int32)), (count, width))
     rows.sum_duplicates()
-    rows.data = np.sqrt(rows.data)
-    return normalize(rows, copy=False)
+    # With the root of how often a word occurs, the squares of a row add up to its words.
+    words = np.repeat(np.diff(bag.offsets), np.diff(rows.indptr))
+    rows.data = np.sqrt(rows.data / words, dtype=np.float32)
+    return rows
