@@ -14,23 +14,36 @@ import traceback
 
 from echelon.data.prepare import wire
 
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+_LARGE, _KEPT = 32 << 20, 256 << 20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def live(descriptor: int, parent: int) -> None:
     """Be a worker of `parent`, whose end is this one's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it was gone before we asked
         return
     for name in _THREADS:
         os.putenv(name, "1")  # one core each: there are as many workers as cores
+    _keep_freed_memory()
     with socket.socket(fileno=descriptor) as line:
         try:
             _serve(line)
         except wire.Gone:
             sys.exit(0)
+
+
+def _keep_freed_memory() -> None:
+    """A block needs what the one before it gave back: a quarter of a worker's time was the
+    kernel's, to take pages and to clear them."""
+    mallopt = getattr(_LIBC, "mallopt", None)
+    if mallopt is not None:  # glibc; elsewhere the allocator is another one
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 def _serve(line: socket.socket) -> None:
