@@ -140,6 +140,21 @@ def test_a_frozen_trainer_is_out_and_comes_back_to_a_closed_door() -> None:
     assert found == ["applied", "closed"]
 
 
+def test_servers_that_could_not_be_reached_cannot_be_asked() -> None:
+    """A set-up was broken off, and what is on record is asked for before the next one."""
+    with fleet(1) as held:
+        servers = held.trainer(0)
+        job = Job(servers, 0)
+        job.begin(1, [0])
+        servers._terms.halted = lambda: "somebody is lost"
+        held.kill(0)
+        with pytest.raises(PeerError):
+            servers.set_up(job.layout, job.rules)
+        with pytest.raises(PeerError, match="not connected"):
+            servers.records(0)
+        servers.close()
+
+
 def test_a_trainer_that_was_given_up_finds_that_others_went_on_without_it() -> None:
     """It is no fault of the run: it may come back as another member."""
     with fleet(1) as held:

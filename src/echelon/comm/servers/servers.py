@@ -221,6 +221,8 @@ class Servers:
 
     def _insist(self, question: Callable[[], T]) -> T:
         """Ask again where somebody was lost and another one took over."""
+        if not self._links:
+            raise PeerError("this trainer is not connected to the servers")
         while True:
             try:
                 return question()
