@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from tests.unit.prepare.text.conftest import Block, Fit, halves
 
+from echelon.core.errors import ConfigError
 from echelon.data.prepare.columns import Columns, Sparse
 from echelon.data.text import WORD
 
@@ -116,3 +117,8 @@ def test_hashed_terms_that_meet_cancel_or_add(fit: Fit) -> None:
     found = matrix(signed.encode(block, {})["x"]).toarray()
     assert abs(found[0, 0]) < 8
     assert abs(found[1, 0]) == 2
+
+
+def test_hashed_terms_of_a_matrix_too_wide(fit: Fit) -> None:
+    with pytest.raises(ConfigError, match="less than or equal to 1073741824"):
+        fit([], kind="hashed_text", width=1 << 31)

@@ -15,7 +15,7 @@ from echelon.data.prepare.text.hashes import Hashes, hashes, joined
 from echelon.data.prepare.text.records import Records, is_new, merged, record_type
 from echelon.data.prepare.text.tokens import Tokens
 
-_SLICE = 1 << 22
+_SLICE = 1 << 20
 """Tokens whose places are in memory at one time."""
 _CACHED = 1 << 17
 """Tokens that are sorted at one time."""

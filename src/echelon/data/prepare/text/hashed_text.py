@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from echelon.core.hashing import key, words
 from echelon.data.prepare.columns import Columns, Sparse, Values
@@ -25,7 +25,7 @@ _SLICE = 1 << 17
 class HashedText(Text):
     """Kind `hashed_text`: how often a text has terms of each of `width` kinds."""
 
-    width: PositiveInt = 1 << 18
+    width: Annotated[int, Field(ge=1, le=1 << 30)] = 1 << 18
     """Columns; terms share one by chance."""
     signed: bool = True
     """Half of the terms count negatively, so that what meets by chance cancels out."""
