@@ -125,7 +125,7 @@ def _sample(parts: Parts, count: int) -> Keys:
     passed = 0
     for part in parts():
         if part.length is not None:
-            found.append(part.length[-passed % step :: step])
+            found.append(part.length[-passed % step :: step].copy())  # not a view of it all
         passed += len(part.split)
     return np.concatenate(found) if found else np.empty(0)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from echelon.data.prepare.splits.part import Keys, Numbers
 
@@ -25,7 +27,7 @@ class Table:
         found: list[tuple[Keys, Numbers]] = []
         pending = 0
         for part in parts:
-            found.append(np.unique(part, return_counts=True))
+            found.append(_counted(part))
             pending += len(found[-1][0])
             if pending > max(_OFTEN, 2 * len(found[0][0])):
                 found = [_together(found)]
@@ -35,6 +37,12 @@ class Table:
     def numbers(self, keys: Keys) -> Numbers:
         """The number of each record's key; of one that is not there, that of another."""
         return np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
+
+
+def _counted(part: Keys) -> tuple[Keys, Numbers]:
+    """By hashing, which is quicker than sorting."""
+    counts = pc.value_counts(pa.array(part))
+    return counts.field("values").to_numpy(), counts.field("counts").to_numpy()
 
 
 def _together(found: list[tuple[Keys, Numbers]]) -> tuple[Keys, Numbers]:
