@@ -20,6 +20,14 @@ _CLASSES = 20
 _WIDE = 30
 _NAME, _TYPE = 32, 28
 _VALUES, _VALUE = 3, 20
+_HEADS = (
+    *("COLUMN", "TYPE", "MISSING", "DIFFERENT", "LOWEST", "MEDIAN", "MEAN", "HIGHEST"),
+    "VALUES",
+)
+_FIGURES = range(2, 8)
+_NARROW = 108
+"""A terminal of fewer columns has no room for all figures."""
+_LEFT_OUT = (4, 6)  # lowest and mean
 
 
 def show(out: Console, profile: Profile) -> None:
@@ -42,7 +50,7 @@ def _show_part(out: Console, part: PartProfile, profile: Profile) -> None:
     facts = f"{part.format}, {files}{size(part.bytes)}"
     records = f"{part.records:,} records, {len(part.columns):,} columns"
     out.print(Text.assemble((line(name), "bold"), f"  {records}, {facts}"))
-    out.print(_columns(part))
+    out.print(_columns(part, narrow=out.width < _NARROW))
     if part.balance:
         out.print(Text(f"\nclasses of {line(part.label)}", "bold"))
         out.print(_classes(part))
@@ -52,13 +60,19 @@ def _show_part(out: Console, part: PartProfile, profile: Profile) -> None:
             out.print(_example(example.record, example.values))
 
 
-def _columns(part: PartProfile) -> Table:
-    table = _table("COLUMN", "TYPE", "MISSING", "DIFFERENT", "LOWEST", "MEDIAN", "MEAN", "HIGHEST")
-    table.add_column(Text("VALUES"), no_wrap=True)
-    for column in table.columns[2:8]:
-        column.justify = "right"
+def _columns(part: PartProfile, *, narrow: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    places = [at for at in range(len(_HEADS)) if not narrow or at not in _LEFT_OUT]
+    for at in places:
+        table.add_column(
+            Text(_HEADS[at]),
+            justify="right" if at in _FIGURES else "left",
+            no_wrap=_HEADS[at] != "VALUES",  # the one to give way if all are too wide
+            max_width=_NARROW // 6 if narrow and at < _FIGURES[0] else None,
+        )
     for found in part.columns:
-        table.add_row(*map(_text, _row(found)))
+        row = list(_row(found))
+        table.add_row(*(Text(row[at]) for at in places))
     return table
 
 
@@ -129,13 +143,6 @@ def _estimated(column: ColumnProfile) -> bool:
     figures = (column.numbers, column.lengths)
     guessed = column.distinct is not None and not column.distinct.exact
     return guessed or any(found is not None and not found.exact for found in figures)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(Text(name), no_wrap=True)
-    return table
 
 
 def _text(value: str) -> Text:

@@ -191,6 +191,21 @@ def test_the_label_can_be_named(tmp_path: Path) -> None:
         inspect(tmp_path / "x.csv", label="citty")
 
 
+def test_a_label_that_is_not_there_is_said_before_all_is_read(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "x.parquet")
+    heard: list[int] = []
+    with pytest.raises(DataError, match="label column 'z' is unknown"):
+        inspect(tmp_path / "x.parquet", label="z", told=heard.append, rows=100)
+    assert heard == [0, 100]
+
+
+def test_a_file_without_names_has_its_label_first(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("".join(f"{n % 3},{n}\n" for n in range(99)))
+    assert only(tmp_path / "x.csv").balance == {0: 33, 1: 33, 2: 33}
+    (tmp_path / "x.csv").write_text("".join(f"{n},{n % 3}\n" for n in range(99)))
+    assert only(tmp_path / "x.csv").label is None
+
+
 def test_a_label_of_numbers_is_no_class(tmp_path: Path) -> None:
     column = of({"target": np.random.default_rng(0).normal(size=30_000)}, tmp_path)["target"]
     assert column.counts is None

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
+from echelon.cli.profile_view import show
 from echelon.core.errors import UserError
 from echelon.data.inspect import inspect, write_html
 from echelon.data.inspect.html.plots import between
@@ -139,3 +141,15 @@ def test_the_numbers_of_a_bar_are_said_as_they_are() -> None:
     assert between(-0.5, 0.5) == "0"
     assert between(9.5, 12.5) == "10–12"
     assert between(0.1, 0.25) == "0.1 to 0.25"
+
+
+@pytest.mark.parametrize(("width", "heads"), [(80, 7), (200, 9)])
+def test_a_terminal_of_any_width_shows_whole_words(width: int, heads: int, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("amount,city\n" + "12345.5,a rather long name\n1.5,x\n" * 99)
+    out = Console(width=width, record=True, file=io.StringIO())
+    show(out, inspect(tmp_path / "x.csv"))
+    lines = out.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("COLUMN")).split()
+    assert len(head) == heads
+    assert not [word for word in head if "…" in word]

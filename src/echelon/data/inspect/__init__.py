@@ -16,7 +16,7 @@ from typing import Any
 from echelon.core.errors import DataError, unknown
 from echelon.data.inspect.html import write_html
 from echelon.data.inspect.look import Looking
-from echelon.data.inspect.profile import PartProfile, Profile
+from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile
 from echelon.data.inspect.sources import Source, sources
 from echelon.data.inspect.verify import verify
 from echelon.data.preparation import how_prepared, read_facts
@@ -63,15 +63,18 @@ def _look(
     source: Source, label: str | None, examples: int, told: Callable[[int], None]
 ) -> PartProfile:
     looking = Looking(examples)
+
+    def heard(records: int) -> None:
+        told(records)
+        if records and len(source.paths) == 1:  # another file may have another column
+            _check_label(source, label, looking.names)
+
     with closing(source.batches()) as batches:
-        looking.look(batches, told)
+        looking.look(batches, heard)
     if not looking.records:
         raise DataError(f"{source.paths[0]}: empty: it has no records")
+    _check_label(source, label, looking.names)
     columns = looking.columns()
-    names = [column.name for column in columns]
-    if label is not None and label not in names:
-        where = source.paths[0]
-        raise DataError(f"{where}: {unknown('label column', label, names)}")
     files = source.files()
     return PartProfile(
         name=source.name,
@@ -80,11 +83,19 @@ def _look(
         bytes=sum(file.stat().st_size for file in files),
         records=looking.records,
         columns=columns,
-        label=label or _label(names),
+        label=label or _label(columns),
         examples=looking.examples(),
     )
 
 
-def _label(names: Sequence[str]) -> str | None:
-    lower = {name.lower(): name for name in names}
-    return next((lower[usual] for usual in USUAL if usual in lower), None)
+def _check_label(source: Source, label: str | None, names: Sequence[str]) -> None:
+    if label is not None and label not in names:
+        raise DataError(f"{source.paths[0]}: {unknown('label column', label, names)}")
+
+
+def _label(columns: Sequence[ColumnProfile]) -> str | None:
+    lower = {column.name.lower(): column.name for column in columns}
+    found = next((lower[usual] for usual in USUAL if usual in lower), None)
+    if found is None and columns[0].name == "column0" and columns[0].is_category:
+        return "column0"  # a file without names has the label first
+    return found
