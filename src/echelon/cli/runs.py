@@ -57,6 +57,7 @@ def show(run: RunName, folder: Folder = _DEFAULT, as_json: AsJson = False) -> No
     data = compare.as_data(found) | {
         "config": found.config,
         "facts": found.facts,
+        "nodes": found.summary.get("nodes", {}),
         "series": {name: {"steps": s.steps, "values": s.values} for name, s in series.items()},
         "events": [event._asdict() for event in events],
     }

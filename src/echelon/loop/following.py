@@ -16,6 +16,8 @@ from echelon.core.types import Lease
 from echelon.loop import heal
 from echelon.loop.run import Run
 
+_JUDGED = {"gate_merit": "merit", "gate_rejected": "rejected"}
+"""What the gate knows of a trainer, and the trainer does not."""
 _WHY = "a server was lost, and a part of the state with it"
 
 
@@ -39,13 +41,16 @@ def follow(run: Run, recorded: int) -> None:
 def count_up(run: Run) -> None:
     """At the end: what every trainer and every server did, for all to know."""
     mine = cast(RemoteStrategy, run.strategy).figures()
-    shards = {key: value for key, value in mine.items() if key.startswith("shard_")}
+    shards = [key for key in mine if key.startswith("shard_")]
     own = {key: value for key, value in mine.items() if key not in shards}
-    trainers = run.fellows.told(own)
     servers: dict[str, dict[str, float]] = {}
-    for key, value in shards.items():
+    for key in shards:
         _, shard, name = key.split("_", 2)
-        servers.setdefault(shard, {})[name] = value
+        if name in _JUDGED:
+            own[_JUDGED[name]] = mine[key]
+        elif not name.startswith(("gate_", "member_")):  # of trainers, who count for themselves
+            servers.setdefault(shard, {})[name] = mine[key]
+    trainers = run.fellows.told(own)
     run.nodes = {"trainers": {str(at): one for at, one in enumerate(trainers)}, "servers": servers}
 
 

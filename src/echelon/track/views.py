@@ -13,6 +13,7 @@ from rich.text import Text
 
 from echelon.core.figures import figure
 from echelon.track.compare import config_differences, metric_rows
+from echelon.track.nodes import node_rows
 from echelon.track.progress import described
 from echelon.track.records import Event, Run, Series, is_number, smaller_is_better
 from echelon.track.report.verdict import verdict
@@ -48,6 +49,7 @@ def show(out: Console, run: Run, series: Mapping[str, Series], events: Sequence[
     for title, body in (
         ("curves", _curves(series)),
         ("metrics", _pairs(run.metrics)),
+        *_nodes(run),
         ("data", _pairs(run.facts.get("about") or {})),
         ("events", _events(events)),
         ("config", Text(_yaml(run.config))),
@@ -82,6 +84,18 @@ def _curves(series: Mapping[str, Series]) -> Table | None:
         ends = (figure(values[0]), sparkline(values), figure(values[-1]))
         table.add_row(*_texts(name, *ends, figure(min(finite)), figure(max(finite))))
     return table
+
+
+def _nodes(run: Run) -> Iterable[tuple[str, Table]]:
+    """Where there are servers: theirs and the trainers' figures."""
+    found = run.summary.get("nodes")
+    for title, rows in zip(
+        ("trainers", "servers"), node_rows(found) if found else (), strict=False
+    ):
+        table = _table(*rows.heads)
+        for row in rows.rows:
+            table.add_row(*_texts(*row))
+        yield title, table
 
 
 def _events(events: Sequence[Event]) -> Table | None:

@@ -84,6 +84,16 @@ def test_show_as_json_has_the_whole_run(trained: Trained) -> None:
     assert shown["facts"]["environment"]["python"]
 
 
+def test_show_tells_what_trainers_and_servers_did(store: Store) -> None:
+    trainers = {"0": {"applied": 5.0, "staleness_0": 4.0, "staleness_2": 1.0}}
+    nodes = {"trainers": trainers, "servers": {"0": {"rounds": 5.0, "apply_seconds": 0.5}}}
+    store.finish(store.create("digits", {}, {}), "done", {"nodes": nodes})
+    shown = [" ".join(line.split()) for line in _output("show", "digits").splitlines()]
+    assert "0 5 0.40 0: 4, 2: 1 in memory in memory 0.0 s 0 0" in shown
+    assert shown[shown.index("servers") + 2] == "0 5 0.50 s"
+    assert json.loads(_output("show", "digits", "--json"))["nodes"] == nodes
+
+
 def test_compare_shows_differences_alone_and_marks_the_best(trained: Trained, store: Store) -> None:
     trained(config={"epochs": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "same": 1})
     second = trained(config={"epochs": 4, "optimizer": {"name": "adam", "lr": 0.1}, "extra": True})
