@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,12 @@ def killed_in_the_middle(job: Path) -> list[int]:
     """A command that dies as soon as there is something on its desk; its workers' numbers."""
     while True:
         with prepared(job, 2, "killed") as command:
-            wait_for(lambda: list(job.glob(".killed.work/clean-0/*.json")), command)
+            done = job / "killed" / "prepared.json"
+            begun = ".killed.work/clean-0/*.json"
+            wait_for(lambda: done.exists() or list(job.glob(begun)), command)
             workers = children(command.pid)
-            os.kill(command.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(command.pid, signal.SIGKILL)
         if not (job / "killed").exists():
             assert len(workers) == 2
             return workers
