@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field
 
 from echelon.core.errors import DataError
@@ -18,7 +17,7 @@ from echelon.data.prepare.clean.fingerprint import fingerprints
 from echelon.data.prepare.clean.repeats import Links, Numbers, Shelf, met
 from echelon.data.prepare.step import Step, is_text
 
-_PAIRS = 1 << 16
+_PAIRS = 1 << 14
 """Pairs compared at a time."""
 
 
@@ -91,23 +90,23 @@ def _near(keys: Iterable[Mapping[str, Any]], scratch: Path, near: float) -> Numb
         marks.add(one["marks"])
         for band, shelf in enumerate(bands):
             shelf.add(one["bands"][:, band])
-    links, of_all = Links(marks.rows, scratch / "first"), marks.mapped()
+    links = Links(marks.rows, scratch / "first")
     for shelf in bands:
         for later, first, before in met(shelf):
             # In a large group not all pairs are looked at: other bands bring others together.
             for other in (first, before):
-                _join_alike(links, of_all, other, later, near)
+                _join_alike(links, marks, other, later, near)
     return links.settled()
 
 
-def _join_alike(
-    links: Links, marks: NDArray[np.uint8], left: Numbers, right: Numbers, near: float
-) -> None:
+def _join_alike(links: Links, marks: Shelf, left: Numbers, right: Numbers, near: float) -> None:
     """Join the pairs that are not yet, and are near each other indeed."""
     for start in range(0, len(left), _PAIRS):
         a, b = left[start : start + _PAIRS], right[start : start + _PAIRS]
         new = links.roots(a) != links.roots(b)
         a, b = a[new], b[new]
-        near_enough = minhash.alike(marks[a], marks[b]) >= near
+        if not len(a):
+            continue
+        near_enough = minhash.alike(*marks.taken(a, b)) >= near
         if near_enough.any():
             links.join(a[near_enough], b[near_enough])

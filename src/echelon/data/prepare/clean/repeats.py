@@ -7,6 +7,7 @@ a time, so memory does not grow with the number of records.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,14 @@ class Shelf:
                 yield at, piece
                 at += len(piece)
 
-    def mapped(self) -> NDArray[Any]:
-        """All rows; what is looked at is read."""
-        if not self.rows:
-            return np.zeros((0, self._width), self._dtype)
-        return np.memmap(self._path, self._dtype, "r", shape=(self.rows, self._width))
+    def taken(self, *chosen: Numbers) -> list[NDArray[Any]]:
+        """Some rows. Pages of the file that were read for it do not stay in memory."""
+        size = self.rows * self._width * self._dtype.itemsize
+        with self._path.open("rb") as file, mmap(file.fileno(), size, access=ACCESS_READ) as whole:
+            rows = np.frombuffer(whole, self._dtype).reshape(self.rows, self._width)
+            found = [rows[numbers] for numbers in chosen]
+            del rows  # a map that is looked at cannot be closed
+        return found
 
 
 def met(shelf: Shelf) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
