@@ -84,10 +84,9 @@ def alive(pid: int) -> bool:
 
 def killed_in_the_middle(job: Path) -> list[int]:
     """A command that dies as soon as there is something on its desk; its workers' numbers."""
+    done, begun = job / "killed" / "prepared.json", ".killed.work/clean-0/*.json"
     while True:
         with prepared(job, 2, "killed") as command:
-            done = job / "killed" / "prepared.json"
-            begun = ".killed.work/clean-0/*.json"
             wait_for(lambda: done.exists() or list(job.glob(begun)), command)
             workers = children(command.pid)
             with suppress(ProcessLookupError):
