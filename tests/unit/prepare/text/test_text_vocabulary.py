@@ -85,6 +85,7 @@ def test_more_terms_than_memory_holds(
 def test_spilt_terms_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "_MEMORY", 100)
     kind = np.dtype([("hash", "<u8"), ("count", "<u8"), ("texts", "<u8")])
+    (tmp_path / "terms-000").write_bytes(b"of a run that was killed")
     store = spill.Spill(tmp_path, kind)
     chance = np.random.default_rng(0)
     every = chance.integers(0, 1 << 63, 400, dtype=np.uint64) << np.uint64(1)

@@ -26,6 +26,8 @@ class Spill:
         self._kind = kind
         self._size = 0
         self._on_disk = False
+        for number in range(_PARTS):  # a run that was killed may have left some
+            self._path(number).unlink(missing_ok=True)
 
     def add(self, records: Records) -> None:
         self._held.append(records)
