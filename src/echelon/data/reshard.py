@@ -34,7 +34,16 @@ def reshard(
     learnt and all other files are kept. Source shards are compared with their checksums: a
     damaged one is refused, so no damage gets a checksum that fits it.
     """
-    source = Path(folder).resolve()
+    try:
+        return _reshard(Path(folder).resolve(), shards, to, overwrite)
+    except OSError as error:
+        where = error.filename or to or folder
+        raise DataError(f"{where}: cannot be written: {error.strerror or error}") from None
+
+
+def _reshard(
+    source: Path, shards: int, to: str | Path | None, overwrite: bool
+) -> dict[str, Manifest]:
     sets = {name: (path, read_manifest(path)) for name, path in shard_sets(source).items()}
     for path, manifest in sets.values():
         _check(path, manifest, shards)

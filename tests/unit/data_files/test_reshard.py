@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,18 @@ def test_a_damaged_shard_is_refused_and_nothing_is_left(folder: Path, tmp_path: 
         with pytest.raises(DataError, match=r"shard-00004\.arrow: corrupt: checksum of block 0"):
             reshard(folder, 2, to, overwrite=True)
     assert files(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("echelon.data.reshard.write_shard", full)
+    with pytest.raises(DataError, match="new: cannot be written: No space left on device"):
+        reshard(folder, 2, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 

@@ -87,6 +87,16 @@ def test_many_values_are_estimated_within_a_few_per_cent(kind: str) -> None:
     assert counted(column, 33_333).count() == found
 
 
+def test_long_texts_are_told_apart_without_being_kept() -> None:
+    values = pa.array([f"{n}" + "x" * 10_000 for n in range(1000)] * 3, pa.large_utf8())
+    few = counted(values, 500)
+    assert few.count() == (1000, True)
+    assert few.counts is not None
+    more = pa.array([f"{n}" + "x" * 10_000 for n in range(2000)], pa.large_utf8())
+    assert counted(more, 500).counts is None
+    assert counted(more, 500).count() == (2000, True)
+
+
 def test_a_small_stream_is_its_own_sample() -> None:
     sample = Sample(10)
     for first in range(0, 8, 3):

@@ -22,6 +22,8 @@ COUNTED = 4096
 KEPT = 16_384
 """Hashes that are kept beyond that: estimates are off by 0.8 % (one standard deviation)."""
 _PROBE = 4 * COUNTED
+_HELD = 16 << 20
+"""Bytes of values that are counted one by one: documents need not be kept to be told apart."""
 
 
 class Count(NamedTuple):
@@ -62,7 +64,8 @@ class Distinct:
         if len(values) <= COUNTED:
             pairs = zip(values.to_pylist(), numbers.to_pylist(), strict=True)
             self.counts.update(dict(pairs))
-        if max(len(values), len(self.counts)) > COUNTED:
+        each = values.nbytes / max(1, len(values))
+        if max(len(values), len(self.counts)) > COUNTED or each * len(self.counts) > _HELD:
             self._smallest.add(hashed(values))
             self._smallest.add(hashed(pa.array(list(self.counts), self.kind)))
             self.counts = None
