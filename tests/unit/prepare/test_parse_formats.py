@@ -271,6 +271,13 @@ def test_libsvm_is_read_as_rows_of_a_sparse_matrix(tmp_path: Path) -> None:
     assert pairs == [[(0, 0.5), (2, 2)], [(1, pytest.approx(1e-3))], [], [(6, 1)]]
 
 
+def test_comments_of_libsvm_do_not_move_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_bytes(b"1 1:2\r# only returns\r#\n2 1:3 # last\n?\n")
+    result = collect(tmp_path / "a.svm")
+    assert result.lines == [1, 4]
+    assert [bad.line for bad in result.bad] == [5]
+
+
 def test_every_kind_of_bad_line_of_libsvm_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_bytes(
         b"1 1:0.5\n-1 2:x\n1 0:3\nfoo 1:2\n3 4\n5 1:2:3\n2 9:1\n2 5:1\n2 :1\n2 3:\n"

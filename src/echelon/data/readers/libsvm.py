@@ -85,9 +85,9 @@ def _first_fault(path: Path, line: int, data: bytes, width: int | None, zero_bas
 
 
 def uncommented(data: bytes) -> bytes:
-    """Without comments and blanks around lines; there are as many lines as before."""
+    """Without comments, and with spaces for tabs; there are as many lines as before."""
     if b"#" in data:
-        data = _COMMENT.sub(b"", data)
+        data = _COMMENT.sub(b" ", data)  # a return and a line feed around it stay apart
     return data.translate(_TABS)
 
 
