@@ -120,7 +120,7 @@ def test_bins_of_few_values_and_of_missing_ones() -> None:
     values=st.lists(st.integers(-30, 30), min_size=1, max_size=200),
     bins=st.sampled_from([2, 4, 8, 16]),  # parts that a float holds exactly
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_quantiles_are_numpys(values: list[int], bins: int) -> None:
     at = np.linspace(0, 1, bins + 1)
     ours = sketch.quantiles(sketch.summarise(np.array(values, float)), at)

@@ -43,10 +43,10 @@ def test_sums_of_lengths_are_alike() -> None:
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(4, 1, 40_000).astype(np.int64)
     classes = rng.integers(0, 10, 40_000)
-    dealt = deal(np.zeros(40_000, np.int8), [8, 0, 0], 0, classes, lengths)
+    dealt = deal(np.zeros(40_000, np.int8), [8, 0, 0], 0, classes, lengths, 5000)
     sums = np.bincount(dealt.shard, lengths)
     assert np.ptp(sums) < 2 * lengths.max()
-    at_random = np.bincount(deal(np.zeros(40_000, np.int8), [8, 0, 0], 0).shard, lengths)
+    at_random = np.bincount(deal(np.zeros(40_000, np.int8), [8, 0, 0], 0, size=5000).shard, lengths)
     assert np.ptp(sums) < np.ptp(at_random) / 3
 
 
