@@ -210,6 +210,54 @@ def test_one_trainer_apart_is_one_process(
     assert difference(trained.weights(built), expected) <= 1e-5
 
 
+def test_trainers_apart_make_the_updates_that_one_process_makes_of_their_old_gradients() -> None:
+    def work(group: Served) -> list[float]:
+        task, batches, peers = networks.task("mlp"), networks.batches("mlp"), group.collective()
+        section = ParameterServerSection(staleness=None)
+        momentum = OptimizerSection(name="momentum", lr=0.05)
+        parallel = Parallel(servers=section)
+        built: Any = strategy(
+            "parameter_server", task, optimizer=momentum, comm=group, parallel=parallel
+        )
+        history = [[p.detach().clone() for p in built.model.parameters()]]
+        places = [0.0] * (2 * len(batches))
+        for at in range(group.index, len(batches) - len(batches) % 2, 2):
+            built.compute([batches[at]])
+            peers.barrier()  # both have the same weights, and one is too late for them
+            based, done = built.version, built.update()
+            places[2 * at : 2 * at + 2] = [based, based + done.staleness + 1]
+        places = peers.sum(places)
+        built.pull()
+        pairs = [(int(places[2 * at + 1]), int(places[2 * at]), at) for at in range(len(batches))]
+        final = [p.detach().clone() for p in built.model.parameters()]
+        return [*_replayed(task, batches, sorted(pairs), history, final)]
+
+    difference, oldest = run(2, 2, work)
+    assert oldest >= 1
+    assert difference <= 1e-5
+
+
+def _replayed(
+    task: Any, batches: Any, pairs: Any, history: list[list[torch.Tensor]], final: Any
+) -> tuple[float, int]:
+    """How far away the same updates end, made in turn; how old the oldest gradient was."""
+    model, oldest = task.model(), 0
+    parameters = list(model.parameters())
+    speed = [torch.zeros_like(p) for p in parameters]
+    for made, based, at in (pair for pair in pairs if pair[0]):
+        for parameter, held in zip(parameters, history[based], strict=True):
+            parameter.data = held
+        loss_sum, weight = task.loss(task.forward(model, batches[at]), batches[at])
+        grads = torch.autograd.grad(loss_sum / weight, parameters)
+        for buffer, grad in zip(speed, grads, strict=True):
+            buffer.mul_(0.9).add_(grad)
+        now = [w - 0.05 * buffer for w, buffer in zip(history[-1], speed, strict=True)]
+        history.append(now)
+        oldest = max(oldest, made - 1 - based)
+    ends = zip(history[-1], final, strict=True)
+    return max(float((a - b).norm() / b.norm()) for a, b in ends), oldest
+
+
 def test_what_is_trained_begins_as_the_first_made_it_and_only_the_rest_can_be_left_alone() -> None:
     def work(group: Served) -> list[Any]:
         task = networks.task("mlp")
