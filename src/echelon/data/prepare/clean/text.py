@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,8 +15,9 @@ from echelon.data.prepare.step import Cleaned, ColumnStep, is_text, replaced
 
 _HIDDEN = r"(?is)<!--.*?-->|<script\b.*?</script\s*>|<style\b.*?</style\s*>"
 _TAG = r"</?[a-zA-Z][^<>]*>"
-_ENTITY = r"&(#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);?"
-_SPACES = r"[\s\p{Z}\p{Cc}]+"
+_BLANKS = r"[\s\p{Z}\p{Cc}]+"
+# Any blank that is not a single plain space: most texts have none, and are left as they are.
+_ODD_BLANK = r"[^\P{Z} ]|\p{Cc}|[\s\p{Z}]{2}"
 
 
 class Text(ColumnStep):
@@ -50,27 +52,39 @@ class Text(ColumnStep):
         if self.html:
             text = plain(text)
         if self.unicode:
-            text = pc.utf8_normalize(text, self.unicode)
+            form = self.unicode
+            other = pc.invert(pc.string_is_ascii(text))  # plain characters have one form alone
+            text = _changed(text, other, lambda some: pc.utf8_normalize(some, form))
         if self.width:
             text = narrowed(text)
         if self.lower:
             text = pc.utf8_lower(text)
         if self.space:
-            text = pc.utf8_trim_whitespace(pc.replace_substring_regex(text, _SPACES, " "))
+            odd = pc.match_substring_regex(text, _ODD_BLANK)
+            text = _changed(text, odd, lambda some: pc.replace_substring_regex(some, _BLANKS, " "))
+            text = pc.utf8_trim_whitespace(text)
         return text
+
+
+def _changed(text: Any, where: Any, change: Callable[[Any], Any]) -> Any:
+    """The column with these rows changed, the others as they are."""
+    if not pc.any(where).as_py():
+        return text
+    return pc.replace_with_mask(text, where.fill_null(False), change(text.filter(where)))
 
 
 def plain(text: Any) -> Any:
     """Without mark-up; a tag parts words, so a space stands for it."""
-    tagged = pc.match_substring(text, "<")
-    if pc.any(tagged).as_py():
-        text = pc.replace_substring_regex(text, _HIDDEN, " ")
-        text = pc.replace_substring_regex(text, _TAG, " ")
-    named = pc.match_substring_regex(text, _ENTITY)
-    if not pc.any(named).as_py():
-        return text
-    meant = [html.unescape(one) for one in text.filter(named).to_pylist()]
-    return pc.replace_with_mask(text, named.fill_null(False), pa.array(meant, text.type))
+    text = _changed(text, pc.match_substring(text, "<"), _untagged)
+    return _changed(text, pc.match_substring(text, "&"), _unescaped)
+
+
+def _untagged(text: Any) -> Any:
+    return pc.replace_substring_regex(pc.replace_substring_regex(text, _HIDDEN, " "), _TAG, " ")
+
+
+def _unescaped(text: Any) -> Any:
+    return pa.array([html.unescape(one) for one in text.to_pylist()], text.type)
 
 
 def narrowed(text: Any) -> Any:
@@ -78,6 +92,8 @@ def narrowed(text: Any) -> Any:
 
     All of a block at once: in UTF-8 each is three bytes, of which one stays.
     """
+    if pc.all(pc.string_is_ascii(text)).as_py():
+        return text
     text = text.cast(pa.large_utf8())
     _, places, buffer = text.buffers()
     offsets = np.frombuffer(places, np.int64, len(text) + 1, 8 * text.offset)

@@ -18,9 +18,11 @@ _CHUNK = 1 << 18
 """Bytes that Arrow parses at a time: what stays in the cache is twice as quick."""
 _MESSAGE = re.compile(r"In CSV column #(\d+): .*conversion error to (.*?): (.*)", re.DOTALL)
 _VALUE = re.compile(r"invalid value '(.*)'", re.DOTALL)
-# Signs that no number of the kind is written with: Arrow need not be asked.
-_NO_WHOLE_NUMBER = r"[^0-9a-fA-FxX+\-\s]"
-_NO_NUMBER = r"[^0-9a-fA-FxXinftyINFTY+\-.\s]"
+# What numbers may look like, generously: of anything else Arrow need not be asked.
+_WHOLE_NUMBER = r"^\s*[-+]?(?:0[xX][0-9a-fA-F]*|[0-9]*)\s*$"
+_NUMBER = (
+    r"^\s*[-+]?(?:[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]*)?|(?i:inf(?:inity)?|nan(?:\([^)]*\))?))\s*$"
+)
 
 
 class Read(NamedTuple):
@@ -83,8 +85,9 @@ class Table:
         missing = pa.array([word.encode() for word in self._missing], pa.large_binary())
         for field in numbers:
             column = read.batch.column(field.name)
-            pattern = _NO_WHOLE_NUMBER if pa.types.is_integer(field.type) else _NO_NUMBER
-            wrong = pc.and_not(pc.match_substring_regex(column, pattern), pc.is_in(column, missing))
+            pattern = _WHOLE_NUMBER if pa.types.is_integer(field.type) else _NUMBER
+            like = pc.match_substring_regex(column, pattern)
+            wrong = pc.invert(pc.or_(like, pc.is_in(column, missing)))
             for at in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
                 value = column[at].as_py().decode("utf-8", "backslashreplace")
                 reasons.setdefault(int(rows[at]), _unfit(field.name, value, str(field.type)))
