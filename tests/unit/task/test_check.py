@@ -6,10 +6,13 @@ import pytest
 
 from echelon.core.config import job_from, load_job
 from echelon.core.errors import ConfigError
+from echelon.data.prepare.recipe import load_recipe
 from echelon.task import check, check_python
 
 TEXT = {"task": "text_classify", "data": {"path": "x"}}
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.yaml"))
+FILES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.yaml"))
+RECIPES = [path for path in FILES if path.name.startswith("recipe")]
+EXAMPLES = [path for path in FILES if path not in RECIPES]
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,10 @@ def test_a_resolved_example_passes_its_own_check(file: Path) -> None:
     here = [] if load_job(file).job.data.name else ["data.path=x"]
     job = load_job(file, here, checks=[check]).job
     assert job_from(job.model_dump(mode="json"), checks=[check]) == job
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_of_the_examples_is_one(path: Path) -> None:
+    recipe = load_recipe(path).recipe
+    assert [step.kind for step in recipe.steps()]
+    assert [feature.name for feature in recipe.made()] == ["x", "y"]
