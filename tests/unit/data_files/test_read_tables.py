@@ -136,6 +136,8 @@ def test_a_type_can_be_set_where_the_first_block_misleads(write: Write) -> None:
         ("a.csv.xz", lzma.compress(b"a,b\n" + b"1,2\n" * 9999)[:80], "a.csv.xz: damaged or trun"),
         ("a.csv.gz", b"a,b\n1,2\n", "a.csv.gz: damaged or truncated after 0 bytes"),
         ("a.jsonl", b'{"a":1}\n{"a":}\n', "a.jsonl:2: not a JSON object like those before it"),
+        ("a.jsonl", b'{"a":1}\n\n  null\n', "a.jsonl:3: not a JSON object like those before it"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: not a JSON object like those before it"),
         ("a.jsonl", b'{"a":1}\n{"a":"x"}\n', "a.jsonl:2: not a JSON object like those before it"),
         ("a.jsonl", b'{"a":"x"}\n{"a":"\xff"}\n', "a.jsonl:2: 'a' is not UTF-8"),
         ("a.jsonl", b"", "a.jsonl: empty"),
