@@ -38,7 +38,7 @@ def test_samples_with_a_weight_count_that_much() -> None:
     expected = (F.cross_entropy(output, y, reduction="none") * weight).sum()
     torch.testing.assert_close(loss_sum, expected)
     assert float(total) == 3.5
-    mixed = {"y": y, "y2": y, "mix": torch.rand(4), "weight": weight}
+    mixed: Batch = {"y": y, "y2": y, "mix": torch.rand(4), "weight": weight}
     torch.testing.assert_close(cross_entropy(output, mixed)[0], expected)
 
 
