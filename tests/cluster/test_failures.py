@@ -51,9 +51,9 @@ def fail(*acts: Act, deadline: float = 5) -> tuple[EchelonError, float, list[int
     pids = Counters(len(acts))
 
     def work(member: Member) -> dict[str, Any]:
+        member.pulse(12, "compute")
         pids[member.place.index] = os.getpid()
         wait_for(lambda: all(pids.list()))
-        member.pulse(12, "compute")
         acts[member.place.index](member)
         return {}
 
