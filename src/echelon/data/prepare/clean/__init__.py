@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
-from echelon.core.errors import ConfigError, unknown
+from echelon.data.prepare.kinds import chosen
 from echelon.data.prepare.step import Step
 
 _HERE = "echelon.data.prepare.clean"
@@ -23,8 +22,5 @@ STEPS: Mapping[str, str] = {
 
 def step_kind(kind: str) -> type[Step]:
     """The class of a kind of step."""
-    if kind not in STEPS:
-        raise ConfigError(unknown("kind of cleaning", kind, STEPS), ("kind",))
-    module, _, name = STEPS[kind].partition(":")
-    found: type[Step] = getattr(importlib.import_module(module), name)
+    found: type[Step] = chosen("kind of cleaning", kind, STEPS)
     return found

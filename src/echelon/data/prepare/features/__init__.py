@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
-from echelon.core.errors import ConfigError, unknown
 from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.kinds import chosen
 
 _HERE = "echelon.data.prepare.features"
 _TEXT = "echelon.data.prepare.text"
@@ -38,8 +37,5 @@ FEATURES: Mapping[str, str] = {
 
 def feature_kind(kind: str) -> type[Feature]:
     """The class of a kind of feature."""
-    if kind not in FEATURES:
-        raise ConfigError(unknown("kind of feature", kind, FEATURES), ("kind",))
-    module, _, name = FEATURES[kind].partition(":")
-    found: type[Feature] = getattr(importlib.import_module(module), name)
+    found: type[Feature] = chosen("kind of feature", kind, FEATURES)
     return found
