@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from echelon.core.errors import DataError, EchelonError
+from echelon.core.patience import interrupts_wait
 from echelon.data.prepare import wire
 
 _BOOT = (
@@ -88,9 +89,11 @@ class Workers:
         self._hands: list[_Hand] = []
         self._ready = selectors.DefaultSelector()
         try:
-            for index in range(count):
-                self._hands.append(_hired(index))
-                self._ready.register(self._hands[-1].line, selectors.EVENT_READ, self._hands[-1])
+            with interrupts_wait():
+                for index in range(count):
+                    self._hands.append(_hired(index))
+            for hand in self._hands:
+                self._ready.register(hand.line, selectors.EVENT_READ, hand)
             for hand in self._hands:
                 self._send(hand, setting)
         except OSError as error:

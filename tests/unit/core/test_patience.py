@@ -1,0 +1,59 @@
+"""Ctrl-C waits while something is begun that somebody has to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from echelon.core.patience import interrupts_wait
+from echelon.data.prepare.pool import Workers
+
+
+def test_an_interrupt_comes_when_the_moment_is_over() -> None:
+    after = False
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        after = True
+    assert after
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_is_not_lost_to_the_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt) as told, interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("inside")
+    assert isinstance(told.value.__context__, ValueError)
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_workers_that_are_being_started_are_ended_too() -> None:
+    mine = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = mine.read_text()
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 20
+        while mine.read_text() == before and time.monotonic() < deadline:
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        other.start()
+        Workers(3, {}).close()
+        other.join(20)
+    other.join(20)
+    assert mine.read_text() == before
