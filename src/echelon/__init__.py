@@ -8,23 +8,11 @@ Nothing heavy is imported until it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from echelon.core.lazy import lazily
 
 __version__ = "0.1.0"
-
-_WHERE = {
-    "EchelonError": "echelon.core.errors",
-    "Job": "echelon.core.config",
-    "Prepared": "echelon.data.prepare.prepared",
-    "Result": "echelon.loop.result",
-    "Task": "echelon.core.task",
-    "cross_entropy": "echelon.task.losses",
-    "binary_cross_entropy": "echelon.task.losses",
-    "squared_error": "echelon.task.losses",
-    "prepare": "echelon.data.prepare.preparing",
-    "train": "echelon.api",
-}
 
 __all__ = [
     "EchelonError",
@@ -50,11 +38,19 @@ if TYPE_CHECKING:
     from echelon.loop.result import Result
     from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'echelon' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "api": ("train",),
+        "core.config": ("Job",),
+        "core.errors": ("EchelonError",),
+        "core.task": ("Task",),
+        "data.prepare.prepared": ("Prepared",),
+        "data.prepare.preparing": ("prepare",),
+        "loop.result": ("Result",),
+        "task.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -9,11 +9,11 @@ Nothing is imported before it is used: processes that only prepare data do witho
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from echelon.data import augment
     from echelon.data.clicks import ClickOptions, make_clicks
     from echelon.data.datasets import DatasetSource
     from echelon.data.draws import PositionDraws
@@ -61,7 +61,6 @@ __all__ = [
     "Vocabulary",
     "WindowSource",
     "as_source",
-    "augment",
     "detect",
     "make_clicks",
     "open_dense",
@@ -77,42 +76,29 @@ __all__ = [
     "write_shards",
 ]
 
-_WHERE = {
-    "ClickOptions": "clicks",
-    "ColumnSource": "sources",
-    "DatasetSource": "datasets",
-    "Field": "shards",
-    "Intervals": "intervals",
-    "Ledger": "ledger",
-    "Loader": "loader",
-    "Manifest": "shards",
-    "Order": "order",
-    "PositionDraws": "draws",
-    "ShardSource": "shards",
-    "Splits": "opening",
-    "Subset": "sources",
-    "Vocabulary": "vocabulary",
-    "WindowSource": "windows",
-    "as_source": "sources",
-    "detect": "readers",
-    "make_clicks": "clicks",
-    "open_dense": "opening",
-    "open_language": "opening",
-    "open_table": "opening",
-    "open_text": "opening",
-    "read": "readers",
-    "read_manifest": "shards",
-    "read_tiles": "readers.images",
-    "split_rows": "opening",
-    "tokenise": "text",
-    "verify_shards": "shards",
-    "write_shards": "shards",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name not in _WHERE:
-        return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "clicks": ("ClickOptions", "make_clicks"),
+        "datasets": ("DatasetSource",),
+        "draws": ("PositionDraws",),
+        "intervals": ("Intervals",),
+        "ledger": ("Ledger",),
+        "loader": ("Loader",),
+        "opening": (
+            *("Splits", "split_rows"),
+            *("open_dense", "open_language", "open_table", "open_text"),
+        ),
+        "order": ("Order",),
+        "readers": ("detect", "read"),
+        "readers.images": ("read_tiles",),
+        "shards": (
+            *("Field", "Manifest", "ShardSource"),
+            *("read_manifest", "verify_shards", "write_shards"),
+        ),
+        "sources": ("ColumnSource", "Subset", "as_source"),
+        "text": ("tokenise",),
+        "vocabulary": ("Vocabulary",),
+        "windows": ("WindowSource",),
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from echelon.core.lazy import lazily
 from echelon.models.facts import InputFacts
 from echelon.models.registry import build, names, options, schema
 
@@ -13,14 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["InputFacts", "Normalise", "Table", "build", "names", "options", "schema"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Normalise":
-        from echelon.models.normalise import Normalise
-
-        return Normalise
-    if name == "Table":
-        from echelon.models.table import Table
-
-        return Table
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, {"normalise": ("Normalise",), "table": ("Table",)})

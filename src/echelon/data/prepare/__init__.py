@@ -6,8 +6,9 @@ needs torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
     from echelon.data.prepare.prepared import Prepared, open_prepared
@@ -16,17 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "Recipe", "load_recipe", "open_prepared", "prepare", "recipe_from"]
 
-_WHERE = {
-    "Prepared": "prepared",
-    "Recipe": "recipe",
-    "load_recipe": "recipe",
-    "open_prepared": "prepared",
-    "prepare": "preparing",
-    "recipe_from": "recipe",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "prepared": ("Prepared", "open_prepared"),
+        "preparing": ("prepare",),
+        "recipe": ("Recipe", "load_recipe", "recipe_from"),
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
     from echelon.data.shards.manifest import Manifest, ShardEntry, read_manifest
@@ -22,20 +23,12 @@ __all__ = [
     "write_shards",
 ]
 
-_WHERE = {
-    "Field": "schema",
-    "Manifest": "manifest",
-    "Schema": "schema",
-    "ShardEntry": "manifest",
-    "ShardSource": "source",
-    "read_manifest": "manifest",
-    "verify_shards": "source",
-    "write_shards": "write",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imported on use: who only writes shards does without torch."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+__getattr__ = lazily(  # who only writes shards does without torch
+    __name__,
+    {
+        "manifest": ("Manifest", "ShardEntry", "read_manifest"),
+        "schema": ("Field", "Schema"),
+        "source": ("ShardSource", "verify_shards"),
+        "write": ("write_shards",),
+    },
+)
