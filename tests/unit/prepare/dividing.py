@@ -19,6 +19,7 @@ from echelon.data.prepare.splits import (
     Weights,
     check_shares,
     division,
+    folding,
     train_classes,
 )
 
@@ -53,6 +54,16 @@ def divide(
     assert splits.dtype == np.int8
     check_shares(by, shares, np.bincount(splits, minlength=len(SPLITS)).tolist())
     return splits
+
+
+def fold(
+    by: By, folds: int, rows: int, seed: int, keys: Any = None, given: Any = None, size: int = SIZE
+) -> list[Any]:
+    """The splits by each of the folds: test, or as they were."""
+    free = np.full(rows, FREE, np.int8) if given is None else given
+    whole = parts(size, free, keys)
+    made = (folding(by, folds, number, seed, whole) for number in range(folds))
+    return [np.concatenate([one.next(part) for part in whole()]) for one in made]
 
 
 def deal(

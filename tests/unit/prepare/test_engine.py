@@ -267,3 +267,23 @@ def test_a_recipe_that_does_not_fit_is_refused(
     with pytest.raises(ConfigError, match=message):
         prepare(recipe(table, **more), workers=1)
     assert not list(Path().glob(".*"))
+
+
+def test_every_record_is_the_test_of_one_fold(table: Path) -> None:
+    split = {"by": "stratified", "column": "label", "folds": 3, "valid": 0.1}
+    tests: list[int] = []
+    for fold in range(3):
+        write = {"folder": f"fold-{fold}", "shards": 2}
+        done = prepare(recipe(table, split=split | {"fold": fold}, write=write), workers=1)
+        found = {name: records(done, name) for name in ("train", "valid", "test")}
+        assert [len(part["id"]) for part in found.values()] == [340, 60, 200]
+        assert [int(part["y"].sum()) for part in found.values()] == [85, 15, 50]  # rare
+        tests += found["test"]["id"].tolist()
+        assert len({one for part in found.values() for one in part["id"].tolist()}) == ROWS
+    assert sorted(tests) == list(range(ROWS))
+
+
+def test_folds_need_records_to_divide(table: Path) -> None:
+    read = {"path": str(table), "split": "train"}
+    with pytest.raises(DataError, match="split into 5 folds: there are only 0 records to divide"):
+        prepare(recipe(table, read=read, split={"folds": 5, "fold": 0}), workers=1)

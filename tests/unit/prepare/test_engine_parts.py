@@ -162,6 +162,30 @@ BASE = "read: raw.csv\nkeep: [a]\nwrite: {folder: out}\n"
         (BASE + "split: {by: time}\n", "r.yaml:4: split.by = 'time' needs a column"),
         (BASE + "split: {column: a}\n", "split.by = 'ratio' takes no column"),
         (BASE + "split: {train: 0.5}\n", "r.yaml:4: shares of train, valid and test are 0.5, 0, 0"),
+        (BASE + "split: {folds: 5}\n", "r.yaml:4: cross-validation needs both: split.folds says"),
+        (BASE + "split: {fold: 1}\n", "r.yaml:4: cross-validation needs both: split.folds says"),
+        (
+            BASE + "split:\n  folds: 5\n  fold: 5\n",
+            "r.yaml:6: split.fold = 5: 5 folds are counted from 0 to 4",
+        ),
+        (
+            BASE + "split: {by: time, column: a, folds: 5, fold: 0}\n",
+            "r.yaml:4: split.folds does not go with by: time",
+        ),
+        (
+            BASE + "split:\n  folds: 5\n  fold: 0\n  train: 0.8\n",
+            "r.yaml:7: split.folds says how many are for training and test: take out split.train",
+        ),
+        (
+            BASE + "split: {folds: 2, fold: 0, valid: 0.5}\n",
+            "r.yaml:4: split.valid = 0.5 and a fold of 1/2 leave nothing to train on",
+        ),
+        (BASE + "split: {folds: 1, fold: 0}\n", "r.yaml:4: split.folds"),
+        (
+            "read: [a, {path: b, split: test}]\nkeep: [a]\nwrite: {folder: out}\n"
+            "split: {folds: 5, fold: 0}\n",
+            "r.yaml:1: read.1: with split.folds the test is a fold, and no input can be for it",
+        ),
         (BASE + "balance: {column: a, at_most: 2}\n", "balance.at_most is for how: resample"),
         (
             "read: [{path: a, split: tain}]\nkeep: [a]\nwrite: {folder: out}\n",

@@ -20,10 +20,12 @@ from echelon.data.prepare.splits import (
     Codes,
     Copies,
     Deal,
+    Division,
     Part,
     Weights,
     check_shares,
     division,
+    folding,
     shard_counts,
     train_classes,
 )
@@ -78,11 +80,16 @@ class _Records:
         split = recipe.split
         if split is None:
             self.splits = [np.maximum(codes, TRAIN) for codes in self.splits]
-        elif any((codes == FREE).any() for codes in self.splits):
-            found = division(split.by, split.shares, recipe.seed, self.parts)
-            self.splits = [found.next(part) for part in self.parts()]
+            return self._counts()
+        if split.folds is not None and split.fold is not None:
+            self._give(folding(split.by, split.folds, split.fold, recipe.seed, self.parts))
+        if any((codes == FREE).any() for codes in self.splits):
+            self._give(division(split.by, split.shares, recipe.seed, self.parts))
             check_shares(split.by, split.shares, self._counts())
         return self._counts()
+
+    def _give(self, splits: Division) -> None:
+        self.splits = [splits.next(part) for part in self.parts()]
 
     def _counts(self) -> list[int]:
         return _counted(self.splits)

@@ -36,6 +36,43 @@ class Split(Section):
     train: Annotated[float, Field(ge=0)] | None = None
     valid: Annotated[float, Field(ge=0)] | None = None
     test: Annotated[float, Field(ge=0)] | None = None
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """Cross-validation: the records of one of so many folds are the test, the others train."""
+    fold: Annotated[int, Field(ge=0)] | None = None
+    """Which one, from 0 on."""
+
+    @model_validator(mode="after")
+    def _folded(self) -> Self:
+        if (self.folds is None) != (self.fold is None):
+            raise SettingError(
+                "cross-validation needs both: split.folds says how many, split.fold which one is "
+                "the test",
+                "folds" if self.fold is None else "fold",
+            )
+        if self.folds is not None and self.fold is not None:
+            self._check_fold(self.folds, self.fold)
+        return self
+
+    def _check_fold(self, folds: int, fold: int) -> None:
+        if fold >= folds:
+            raise SettingError(
+                f"split.fold = {fold}: {folds} folds are counted from 0 to {folds - 1}", "fold"
+            )
+        if self.by == "time":
+            raise SettingError(
+                "split.folds does not go with by: time: later records would be trained on", "folds"
+            )
+        for name in ("train", "test"):
+            if getattr(self, name) is not None:
+                raise SettingError(
+                    f"split.folds says how many are for training and test: take out split.{name}",
+                    name,
+                )
+        if (self.valid or 0.0) >= 1 - 1 / folds - 1e-9:
+            raise SettingError(
+                f"split.valid = {self.valid:g} and a fold of 1/{folds} leave nothing to train on",
+                "valid",
+            )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -51,7 +88,13 @@ class Split(Section):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of train, valid and test; where some are said, the others have none."""
+        """Of train, valid and test; where some are said, the others have none.
+
+        With folds: of the records that are not in the fold.
+        """
+        if self.folds is not None:
+            valid = (self.valid or 0.0) / (1 - 1 / self.folds)
+            return 1 - valid, valid, 0.0
         said = (self.train, self.valid, self.test)
         if said == (None, None, None):
             return _SHARES
@@ -196,6 +239,11 @@ def _checked_kinds(recipe: Recipe) -> None:
         if one.split is not None and one.split not in SPLITS:
             raise ConfigError(
                 f"read.{at}: {unknown('split', one.split, SPLITS)}", ("read", at, "split")
+            )
+        if one.split == "test" and recipe.split is not None and recipe.split.folds is not None:
+            raise ConfigError(
+                f"read.{at}: with split.folds the test is a fold, and no input can be for it",
+                ("read", at, "split"),
             )
     for where, check, rows in (
         ("clean", step_kind, recipe.clean),

@@ -7,11 +7,13 @@ does not grow with the records. The same records and seed give the same result.
 from echelon.data.prepare.splits.balance import Copies, Weights, train_classes
 from echelon.data.prepare.splits.deal import Deal, Dealt, shard_counts
 from echelon.data.prepare.splits.divide import By, Division, check_shares, division
-from echelon.data.prepare.splits.part import FREE, SPLITS, TRAIN, Codes, Part, Parts
+from echelon.data.prepare.splits.folds import folding
+from echelon.data.prepare.splits.part import FREE, SPLITS, TEST, TRAIN, Codes, Part, Parts
 
 __all__ = [
     "FREE",
     "SPLITS",
+    "TEST",
     "TRAIN",
     "By",
     "Codes",
@@ -24,6 +26,7 @@ __all__ = [
     "Weights",
     "check_shares",
     "division",
+    "folding",
     "shard_counts",
     "train_classes",
 ]

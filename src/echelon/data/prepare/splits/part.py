@@ -14,7 +14,7 @@ Codes: TypeAlias = NDArray[np.int8]
 Numbers: TypeAlias = NDArray[np.int64]
 
 SPLITS = ("train", "valid", "test")
-TRAIN = 0
+TRAIN, TEST = 0, 2
 FREE = -1
 
 
@@ -37,6 +37,17 @@ class Part(NamedTuple):
         """Each record so many times."""
         given = (None if values is None else np.repeat(values, times) for values in self)
         return Part(*given)  # type: ignore[arg-type]
+
+
+def class_key(part: Part) -> Keys:
+    """The class of each record; where there are none, all are of one."""
+    return np.zeros(len(part.split), np.int8) if part.key is None else part.key
+
+
+def given_key(part: Part) -> Keys:
+    """The group or the time of each record."""
+    assert part.key is not None, "groups and times are keys"
+    return part.key
 
 
 Parts: TypeAlias = Callable[[], Iterable[Part]]
