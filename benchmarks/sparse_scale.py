@@ -204,11 +204,10 @@ def _pss(rollup: Path) -> int:
 
 
 def rows_on_disk(folder: Path) -> int:
-    """How many rows the last checkpoint has, from the head of its file."""
-    newest = max((folder / "checkpoints").rglob("*.safetensors"), key=lambda p: p.stat().st_mtime)
-    with newest.open("rb") as file:
-        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return next(int(v["shape"][0]) for name, v in head.items() if name.endswith("vectors.ids"))
+    """How many rows the last checkpoint has: it keeps them beside its other tensors."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    spooled = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))["spooled"]
+    return next(int(v["shape"][0]) for name, v in spooled.items() if name.endswith("vectors.ids"))
 
 
 if __name__ == "__main__":
