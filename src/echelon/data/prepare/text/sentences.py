@@ -84,10 +84,11 @@ class Sentences(Feature):
 def _loaded(folder: str) -> tuple[Any, Any]:
     try:
         from transformers import AutoModel, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingExtra("feature 'sentences'", "transformers") from error
-    disable_progress_bar()  # every worker would draw one over ours
+    bars: Any = logging
+    bars.disable_progress_bar()  # every worker would draw one over ours
     try:
         tokeniser = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
