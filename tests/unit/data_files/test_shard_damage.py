@@ -155,7 +155,7 @@ def test_a_file_of_another_set_is_refused(table: Any, message: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "not a manifest of shards"),
+        ({"format": "other"}, "does not describe shards"),
         ({"version": 99}, "written by version 99 of the format; this program reads version 1"),
         ({"rows": 1}, "says 1 records, but its shards have 2"),
         ({"schema": None}, "not a whole manifest"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from echelon.core.errors import DataError
+from echelon.data.described import read_description
 from echelon.data.prepare import learnt
 from echelon.data.prepare.encoders import Encoded, Encoders
 from echelon.data.prepare.learnt import Learnt
@@ -89,18 +89,5 @@ class Prepared:
 
 def open_prepared(folder: str | Path) -> Prepared:
     """The prepared data in a folder; refuses what is none."""
-    path = Path(folder) / FILE
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{folder}: holds no prepared data: it has no {FILE}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise DataError(f'{path}: does not describe prepared data (no "format": "{FORMAT}")')
-    if facts.get("version") != VERSION:
-        raise DataError(
-            f"{path}: written by version {facts.get('version')} of the format; "
-            f"this program reads version {VERSION}"
-        )
+    facts = read_description(Path(folder) / FILE, FORMAT, VERSION, "prepared data")
     return Prepared(Path(folder), facts, fresh=False)

@@ -5,13 +5,13 @@ It is written last, so a folder without one is no set of shards, whatever else l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.data.described import read_description
 from echelon.data.shards.schema import Field, Schema
 
 MANIFEST = "manifest.json"
@@ -81,20 +81,7 @@ class Manifest:
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of a folder of shards; refuses one that is missing, foreign or torn."""
     path = Path(folder) / MANIFEST
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{folder}: not a folder of shards: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise DataError(f'{path}: not a manifest of shards (no "format": "{FORMAT}")')
-    if plain.get("version") != VERSION:
-        raise DataError(
-            f"{path}: written by version {plain.get('version')} of the format; "
-            f"this program reads version {VERSION}"
-        )
-    return _parse(path, plain)
+    return _parse(path, read_description(path, FORMAT, VERSION, "shards"))
 
 
 def _parse(path: Path, plain: Mapping[str, Any]) -> Manifest:
