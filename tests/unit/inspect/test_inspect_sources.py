@@ -130,7 +130,7 @@ def test_files_of_one_part_that_contradict_each_other_are_refused(
         ("x.csv", b"a,b\n", "it has a header but no records"),
         ("x.csv", b"a,b\n1,2\n3\n", "x.csv:3: Expected 2 columns, got 1"),
         ("x.csv", b"a,b\n1,\xff\n", "x.csv:2: column 'b' is not UTF-8"),
-        ("x.csv.gz", gzip.compress(b"a\n" + b"1\n" * 9999)[:30], "damaged or truncated"),
+        ("x.csv.gz", gzip.compress(b"a\n" + b"1\n" * 9999, mtime=0)[:30], "damaged or truncated"),
         ("x.jsonl", b'{"a": 1}\n{"a": \n', "x.jsonl:2: not a JSON object"),
         ("x.jsonl", b"{}\n{}\n", "its records have no columns"),
         ("x.parquet", b"PAR1", "not a whole Parquet file"),
