@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from echelon.core.errors import DataError, EchelonError
 from echelon.core.patience import interrupts_wait
 from echelon.data.prepare import wire
+from echelon.data.prepare.answers import WorkerError, result_of
 
 _BOOT = (
     "import sys; sys.path[:] = {path}; "
@@ -30,10 +30,6 @@ _BOOT = (
 )
 _SEND_SECONDS = 60.0
 _END_SECONDS = 10.0
-
-
-class WorkerError(EchelonError):
-    """A worker ended, or met something that nobody foresaw."""
 
 
 class Task(NamedTuple):
@@ -168,15 +164,7 @@ class Workers:
             raise WorkerError(f"worker {hand.index} stopped in mid-sentence") from None
         except wire.Gone:
             raise _lost(hand) from None
-        if "mistake" in answer:
-            raise DataError(answer["mistake"])
-        if "system" in answer:  # such as a full disk
-            raise OSError(*answer["system"])
-        if "fault" in answer:
-            error = WorkerError(f"{hand.told}: {answer['fault']}")
-            error.add_note(answer["traceback"].rstrip())
-            raise error
-        return answer["result"]
+        return result_of(answer, hand.told)
 
 
 def _next(ahead: deque[Task], waiting: Iterator[Task]) -> Task | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from echelon.data.prepare.prepared import VERSION, Prepared, open_prepared
 from echelon.data.prepare.recipe import Recipe, RecipeFile, load_recipe, recipe_from
 from echelon.data.prepare.watch import Unwatched, Watch
 
+Hire = Callable[[Mapping[str, Any], Sequence[Source]], Pool]
+"""Whoever does the work, given what they have to know and what is read."""
+
 
 def prepare(
     recipe: Recipe | RecipeFile | Mapping[str, Any] | str | Path,
     *,
     workers: int | None = None,
+    on: str | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
 ) -> Prepared:
@@ -32,14 +37,18 @@ def prepare(
 
     `workers` is the number of processes, by default that of cores; what is written does not depend
     on it. One that was ended, however, is gone on with by calling it again.
+
+    `on` a Ray cluster, of machines that share a file system: "ray" is the one this machine belongs
+    to, "ray:HOST:PORT" another, "ray:local" is started for it. `workers` are then by default as
+    many as the cluster has cores.
     """
     given = _read(recipe)
-    count = _cores() if workers is None else workers
-    if count < 1:
-        raise DataError(f"workers is {count}: it must be at least 1")
+    if workers is not None and workers < 1:
+        raise DataError(f"workers is {workers}: it must be at least 1")
+    hire = _on_ray(on, workers) if on is not None else partial(_here, workers or _cores())
     watch = watch or Unwatched()
     try:
-        return _prepared(given.recipe, count, overwrite, watch)
+        return _prepared(given.recipe, hire, overwrite, watch)
     except ConfigError as error:
         raise ConfigError(given.where(error.path) + error.message, error.path) from None
     except OSError as error:
@@ -60,7 +69,7 @@ def _read(recipe: Recipe | RecipeFile | Mapping[str, Any] | str | Path) -> Recip
     return load_recipe(Path(recipe))
 
 
-def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Prepared:
+def _prepared(recipe: Recipe, hire: Hire, overwrite: bool, watch: Watch) -> Prepared:
     folder = Path(recipe.write.folder)
     read = sources(recipe.read)
     digest = _digest(recipe, read)
@@ -75,7 +84,7 @@ def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Pr
         engine = Engine(recipe, claim.desk, watch)
         with closing(engine.blocks()) as raw:
             coming = engine.fit(raw)
-            with closing(_pool(workers, engine.setting)) as pool:
+            with closing(hire(engine.setting, read)) as pool:
                 engine.run(pool, coming)
         facts = finish(engine, read, digest)
         into_place(claim.desk, folder)
@@ -88,8 +97,18 @@ def _prepared(recipe: Recipe, workers: int, overwrite: bool, watch: Watch) -> Pr
         claim.close(remove=done)
 
 
-def _pool(workers: int, setting: Mapping[str, Any]) -> Pool:
+def _here(workers: int, setting: Mapping[str, Any], _read: Sequence[Source]) -> Pool:
     return Alone(setting) if workers == 1 else Workers(workers, setting)
+
+
+def _on_ray(on: str, workers: int | None) -> Hire:
+    from echelon.data.prepare.ray_cluster import LOCAL, address_of
+    from echelon.data.prepare.ray_pool import OnRay
+
+    address = address_of(on)
+    if address == LOCAL:
+        workers = workers or _cores()
+    return partial(OnRay, address, workers)
 
 
 def _cores() -> int:

@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import sys
-import traceback
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 from echelon.data.prepare import wire
 
@@ -29,7 +31,7 @@ def live(descriptor: int, parent: int) -> None:
         return
     for name in _THREADS:
         os.putenv(name, "1")  # one core each: there are as many workers as cores
-    _keep_freed_memory()
+    keep_freed_memory()
     with socket.socket(fileno=descriptor) as line:
         try:
             _serve(line)
@@ -37,7 +39,7 @@ def live(descriptor: int, parent: int) -> None:
             sys.exit(0)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """A block needs what the one before it gave back: a quarter of a worker's time was the
     kernel's, to take pages and to clear them."""
     mallopt = getattr(_LIBC, "mallopt", None)
@@ -48,20 +50,17 @@ def _keep_freed_memory() -> None:
 
 def _serve(line: socket.socket) -> None:
     setting, _ = wire.receive(line)
-    from echelon.core.errors import UserError
+    from echelon.data.prepare.answers import answered
     from echelon.data.prepare.work import Work, one_thread
 
     one_thread()
-    work: Work | None = None
+
+    @cache
+    def work() -> Work:  # made by the first task, so that a mistake in it is told
+        return Work(setting)
+
+    def do(task: Mapping[str, Any], data: bytearray) -> Any:
+        return work().do(task, memoryview(data))
+
     while True:
-        task, data = wire.receive(line)
-        try:
-            work = work or Work(setting)
-            answer = {"result": work.do(task, memoryview(data))}
-        except UserError as error:
-            answer = {"mistake": str(error)}
-        except OSError as error:
-            answer = {"system": [error.errno, error.strerror, str(error.filename or "")]}
-        except Exception as error:
-            answer = {"fault": repr(error), "traceback": traceback.format_exc()}
-        wire.send(line, answer)
+        wire.send(line, answered(do, *wire.receive(line)))
