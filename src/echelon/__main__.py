@@ -1,5 +1,6 @@
 """`python -m echelon` is `echelon`."""
 
-from echelon.cli.main import main
+from echelon.cli.interrupt import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -101,10 +101,7 @@ def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
     out = views.console()
     signal.signal(signal.SIGTERM, _interrupted)
     signal.signal(signal.SIGHUP, _interrupted)
-    try:
-        report = trials(lambda *found: None if as_json else show(out, *found))
-    except KeyboardInterrupt:
-        raise typer.Exit(train.INTERRUPTED) from None
+    report = trials(lambda *found: None if as_json else show(out, *found))
     if as_json:
         say([text.to_json(report.as_data())])
     else:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli.arguments import command, say, split_arguments
+from echelon.cli.interrupt import INTERRUPTED
 from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
     from echelon.data.prepare import Prepared
-
-INTERRUPTED = 130
-"""Preparing that was stopped is gone on with by starting it again."""
 
 Arguments = Annotated[
     list[str],
@@ -32,6 +30,14 @@ def prepare(
     workers: Annotated[
         int | None,
         typer.Option("--workers", "-w", min=1, help="Processes; as many as cores if not given."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray|ray:HOST:PORT|ray:local",
+            show_default=False,
+            help="The machines of a Ray cluster that share a file system; this one if not given.",
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what another recipe made.")
@@ -53,7 +59,7 @@ def prepare(
     recipe = load_recipe(file, overrides)
     begun = time.monotonic()
     try:
-        done = make(recipe, workers=workers, overwrite=overwrite, watch=watch(quiet=quiet))
+        done = make(recipe, workers=workers, on=on, overwrite=overwrite, watch=watch(quiet=quiet))
     except KeyboardInterrupt:
         warn("stopped; the same command goes on from here")
         raise typer.Exit(INTERRUPTED) from None

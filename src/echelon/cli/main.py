@@ -1,18 +1,29 @@
-"""`echelon`: one verb per file. Exit codes: 0 done, 1 training failed, 2 user error."""
+"""`echelon`: one verb per file. Exit codes: 0 done, 1 training failed, 2 user error, 130 Ctrl-C."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from echelon.cli import chaos, config, data, doctor, evaluate, join, predict, runs, train
+from echelon.cli.interrupt import stoppable
 from echelon.cluster.environment import calm_threads
 from echelon.cluster.heap import keep_freed_memory
 from echelon.core.errors import EchelonError, UserError
 
+
+class _Verbs(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with stoppable():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="echelon",
+    cls=_Verbs,
     help="Train neural networks on the machines people really have.",
     no_args_is_help=True,
     add_completion=False,

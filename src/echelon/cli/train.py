@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli.arguments import command, say, split_arguments
+from echelon.cli.interrupt import INTERRUPTED
 from echelon.core.config.running import TrackSection
 
 if TYPE_CHECKING:
     from echelon.core.config import Job
     from echelon.loop import Result
-
-INTERRUPTED = 130
-"""A run that was stopped can be resumed, but it is not done."""
 
 Arguments = Annotated[
     list[str] | None,
