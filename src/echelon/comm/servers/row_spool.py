@@ -32,7 +32,9 @@ class Columns(Protocol):
         """Behind what is there."""
         ...
 
-    def whole(self) -> State: ...
+    def whole(self) -> State:
+        """Before it is closed."""
+        ...
 
     def close(self) -> None:
         """Nothing is added any more."""
@@ -91,8 +93,14 @@ class InFile:
         os.close(self._file)
 
     def whole(self) -> State:
-        memory = torch.from_file(str(self._path), shared=True, size=self._size, dtype=torch.uint8)
+        """Of the file that was written, also if somebody has taken its name away since."""
+        memory = self._mapped(self._path)
+        if not os.fstat(self._file).st_nlink:  # by now it may be another file's
+            memory = self._mapped(Path(f"/proc/self/fd/{self._file}"))
         return placed(self._blank, memory)
+
+    def _mapped(self, path: Path) -> Tensor:
+        return torch.from_file(str(path), shared=True, size=self._size, dtype=torch.uint8)
 
 
 def scratch(size: int) -> Tensor:
@@ -125,10 +133,11 @@ class Spool:
 
     def begin(self) -> None:
         """Another cut. The last one may still be on its way to the disk."""
-        if self.folder is not None and not self._cuts:
-            for left_behind in self.folder.glob(f"{spool.START}*"):
-                left_behind.unlink(missing_ok=True)
         self._drop(1)
+        if self.folder is not None:
+            own = set(itertools.chain(*self._cuts))
+            for left_behind in set(self.folder.glob(f"{spool.START}*")) - own:
+                left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
         self._cuts.append([])
 
     def columns(self, blank: Mapping[str, Tensor]) -> Columns:

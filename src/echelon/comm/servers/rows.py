@@ -153,7 +153,7 @@ class RemoteTables:
             for link in self.links:
                 for part in _parts(link, at, count, scratch(count * each), what):
                     columns.add(part)
-        return columns.whole()
+            return columns.whole()
 
     def _pull(self, at: int, ids: Tensor) -> Tensor:
         sharing = Sharing.of(ids, len(self.links))
