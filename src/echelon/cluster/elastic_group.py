@@ -195,6 +195,11 @@ class ElasticGroup:
         """The first member's word of what is consumed; nobody holds anything then."""
         self._liaison.open_ledger(version, ledger)
 
+    @property
+    def generation(self) -> int:
+        """The number of the one that this member is or was in."""
+        return self._number
+
     def recorded(self) -> int:
         """The last version that is known to be on record."""
         return self._liaison.recorded or 0

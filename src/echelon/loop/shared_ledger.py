@@ -28,6 +28,9 @@ class Leasing(Protocol):
     index: int
     pace: float | None
 
+    @property
+    def generation(self) -> int: ...
+
     def lease(
         self, epoch: int, wanted: int, unit: int, used: Sequence[tuple[int, int]]
     ) -> list[Lease]: ...
@@ -46,7 +49,7 @@ class SharedLedger(Ledger):
         self._epoch = -1
         self._mine, self._out = Intervals(), Intervals()
         self._used: list[tuple[int, int]] = []
-        self._reported = 0
+        self._reported, self._reported_in = 0, 0
         self._left_out: set[tuple[int, ...]] = set()
 
     def leases(self, epoch: int, size: int) -> Iterator[Lease]:
@@ -84,10 +87,14 @@ class SharedLedger(Ledger):
     def drain(self) -> list[Any]:
         """The first member's: what the servers took in since, in the order of versions.
 
-        Where they cannot be asked they keep it, for whoever asks in the next generation.
+        Where they cannot be asked they keep it, for whoever asks in the next generation. Whatever
+        was told in the last one is told again if it is not on record: it may not have been heard.
         """
         if self._comm.index != 0:
             return []
+        if self._reported_in != self._comm.generation:
+            self._reported, self._reported_in = self._comm.recorded(), self._comm.generation
+            self._left_out.clear()
         try:
             found = self._strategy.unheard(self._comm.recorded())
         except PeerError:
@@ -119,7 +126,7 @@ class SharedLedger(Ledger):
         """In a new generation: nobody holds anything, and all know what is consumed."""
         self.meet()
         self.drop()
-        self._reported = self._comm.recorded()
+        self._reported = self._comm.recorded()  # all may have gone back since
         self._comm.open_ledger(version, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ class Office:
     """Hands out what is asked for, from the front."""
 
     def __init__(self, index: int = 0) -> None:
-        self.index = index
+        self.index, self.generation = index, 1
         self.pace: float | None = None
         self.next = 0
         self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []
@@ -127,6 +127,26 @@ def test_the_first_member_reports_each_record_once_until_it_is_on_record() -> No
     here.servers.reached = True
     assert here.ledger.drain() == [[0, 30, 60, 3, 3, 1]]
     assert made(index=1).ledger.drain() == []
+
+
+def test_what_was_told_by_one_that_was_given_up_is_told_again_in_the_next_generation() -> None:
+    here = made()
+    here.servers.records = [(0, 0, 30, 1, 0), (0, 60, 90, 1, -2)]
+    told = here.ledger.drain()
+    assert here.ledger.drain() == []
+    here.office.generation = 2  # nothing is on record, and a checkpoint is due before anything else
+    here.servers.records.append((0, 30, 60, 2, 0))
+    assert here.ledger.drain() == [*told, [0, 30, 60, 2, 2, 0]]
+    assert here.ledger.drain() == []
+
+
+def test_after_going_back_versions_are_told_anew() -> None:
+    here = made()
+    here.servers.records = [(0, 0, 30, 8, 0)]
+    here.ledger.drain()
+    here.servers.records = [(0, 0, 30, 5, 0)]
+    here.ledger.open(4)
+    assert here.ledger.drain() == [[0, 0, 30, 5, 5, 0]]
 
 
 def test_samples_without_a_finite_update_are_the_servers_to_know() -> None:
