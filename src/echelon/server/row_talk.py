@@ -126,10 +126,10 @@ class RowTalk:
     def gradients(self, frame: Frame, member: int) -> None:
         head = unpack_rows(frame.head)
         if head.shared:
-            width = self._shard.tables.at(head.table).spec.width
-            shapes = push_shapes(head.size, width, head.counted)
+            held = self._shard.tables.at(head.table)
+            shapes = push_shapes(head.size, held.spec.width, head.counted)
             ids, *rest = carve(self._area(PUSHES), head.place, shapes)
-            body = [ids.clone(), *rest]  # once looked at, they have to stay as they are
+            body = [held.own(ids), *rest]  # once looked at, they have to stay as they are
         else:
             body = self._shard.tables.blank(head, frame.size)
             self._connection.take(body)

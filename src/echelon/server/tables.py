@@ -63,7 +63,8 @@ class Tables:
     def stage(self, member: int, seq: int, head: RowHead, body: Sequence[Tensor]) -> None:
         """A message of `blank`'s form is here. A push that is sent again is staged once."""
         ids, sums = body[:2]
-        if not bool((ids[1:] > ids[:-1]).all()):
+        order = ids.numpy()
+        if not (order[1:] > order[:-1]).all():
             raise PeerError("gradients of rows whose ids are not in order")
         counts = body[2].long() if len(body) == 3 else torch.ones_like(ids)
         held = self._staged.get(member)

@@ -9,8 +9,11 @@ An area that has become too small is replaced by a larger one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,32 +28,32 @@ LARGEST = 1 << 40
 _SMALLEST = 1 << 20
 _ALIGNMENT = 64
 
-Shape = tuple[torch.dtype, tuple[int, ...]]
+Shape = tuple[np.dtype[Any], tuple[int, ...]]
+_INT64, _INT32, _FLOAT = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
 
 
 def room_for(shapes: Sequence[Shape]) -> int:
     """Bytes of tensors of these shapes, one behind the other."""
-    return sum(_aligned(_bytes(shape)) for shape in shapes)
+    return sum(map(_room, shapes))
 
 
 def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
     """Tensors of these shapes from `place` on; a peer may have asked for anything."""
-    if place % _ALIGNMENT or place + room_for(shapes) > len(memory):
-        raise PeerError(f"rows at {place} of {len(memory):,} bytes of shared memory")
-    found = []
-    for dtype, shape in shapes:
-        size = _bytes((dtype, shape))
-        found.append(memory[place : place + size].view(dtype).view(shape))
-        place += _aligned(size)
+    if place % _ALIGNMENT or place + room_for(shapes) > memory.nbytes:
+        raise PeerError(f"rows at {place} of {memory.nbytes:,} bytes of shared memory")
+    whole, found = memory.numpy(), []
+    for shape in shapes:  # NumPy makes such a view in one go, torch in three
+        found.append(torch.from_numpy(np.ndarray(shape[1], shape[0], whole, place)))
+        place += _room(shape)
     return found
 
 
 def pull_shapes(size: int, width: int) -> list[Shape]:
-    return [(torch.int64, (size,)), (torch.float32, (size, width))]
+    return [(_INT64, (size,)), (_FLOAT, (size, width))]
 
 
 def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
-    counts: list[Shape] = [(torch.int32, (size,))] if counted else []
+    counts: list[Shape] = [(_INT32, (size,))] if counted else []
     return [*pull_shapes(size, width), *counts]
 
 
@@ -65,7 +68,7 @@ class RowRoom:
 
     def area(self, number: int, size: int) -> Tensor:
         """At least so many bytes; other memory than before, if that was less."""
-        if len(self._areas[number]) < size:
+        if self._areas[number].nbytes < size:
             segment = Segment.create(max(_SMALLEST, 2 * size))
             try:
                 head = {"area": number, "size": segment.size}
@@ -83,7 +86,7 @@ class RowRoom:
         before, used = self._used[number]
         if before != turn:
             used = 0
-        if used + size > len(self._areas[number]):
+        if used + size > self._areas[number].nbytes:
             self.area(number, used + size)
             used = 0
         self._used[number] = turn, used + size
@@ -103,13 +106,6 @@ class RowRooms:
         return found
 
 
-def _bytes(shape: Shape) -> int:
-    dtype, sides = shape
-    size = dtype.itemsize
-    for side in sides:
-        size *= side
-    return size
-
-
-def _aligned(size: int) -> int:
+def _room(shape: Shape) -> int:
+    size = math.prod(shape[1], start=shape[0].itemsize)
     return -(-size // _ALIGNMENT) * _ALIGNMENT

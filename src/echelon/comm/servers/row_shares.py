@@ -32,8 +32,9 @@ class Sharing(NamedTuple):
         return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
 
     def parts(self, values: Tensor) -> Sequence[Tensor]:
-        ordered = values if self.order is None else values.index_select(0, self.order)
-        return torch.split(ordered, self.sizes)
+        if self.order is None:
+            return [values]
+        return torch.split(values.index_select(0, self.order), self.sizes)
 
     def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
         """Rows by shard, in the order of the ids."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.errors import TrainingError
-from echelon.core.hashing import words
 from echelon.optim.rows.reserve import Column, zeros
 
 Ids = NDArray[np.int64]
@@ -26,7 +25,6 @@ Places = NDArray[np.int32]
 NONE, GONE, FIRST = 0, 1, 2
 """The slot of what is not there; the one that stands for what was removed; the first in use."""
 _SMALLEST = 1 << 12
-_KEY = 0x5EED0F1D5
 _FEW = 256
 _AHEAD = np.arange(1, 9)
 """The last few ids look at several places at once: by then, a round costs more than its work."""
@@ -34,7 +32,8 @@ _MOVES = 8
 """Old places moved for each new id: all have, long before the new ones are full."""
 _AT_LEAST = 1 << 13
 _PLACE = Column(torch.int32)
-_SHIFT = np.uint64(40)
+_MULTIPLIERS = np.array(0x9E3779B97F4A7C15, np.uint64), np.array(0xD6E8FEB86659FD93, np.uint64)
+_HALF, _QUARTER = np.uint64(32), np.uint64(16)
 _ONE = np.uint64(1)
 
 
@@ -147,26 +146,32 @@ def _empty(size: int) -> Places:
 
 
 def _hash(ids: Ids) -> NDArray[np.uint64]:
-    return words(ids.view(np.uint64), _KEY)
+    """Its upper half is good: every bit of it depends on all bits of the id."""
+    hashed = ids.view(np.uint64) * _MULTIPLIERS[0]
+    hashed ^= hashed >> _HALF
+    hashed *= _MULTIPLIERS[1]
+    return hashed
 
 
 def _first(hashed: NDArray[np.uint64], size: int) -> Ids:
-    return (hashed & np.uint64(size - 1)).view(np.int64)
+    return (hashed >> np.uint64(65 - size.bit_length())).view(np.int64)
 
 
 def _stride(hashed: NDArray[np.uint64]) -> Ids:
     """An odd one comes by all places."""
-    return ((hashed >> _SHIFT) | _ONE).view(np.int64)
+    return ((hashed >> _QUARTER) | _ONE).view(np.int64)
 
 
 def _look(places: Places, keys: Ids, ids: Ids, hashed: NDArray[np.uint64]) -> tuple[Ids, Ids]:
     """The slot of each id (0: not there) and the place that says so."""
     at = _first(hashed, len(places))
-    found = places.take(at)
-    hit = keys.take(found) == ids
-    hit &= found != GONE
-    slots: Ids = np.multiply(found, hit, dtype=np.int64)
-    left = np.flatnonzero((found != NONE) > hit)
+    slots: Ids = places.take(at).astype(np.int64)
+    missed = keys.take(slots) != ids
+    missed |= slots == GONE
+    left = np.flatnonzero(missed)
+    others = slots[left] != NONE
+    slots[left] = NONE
+    left = left[others]
     near, ids, stride = at[left], ids[left], _stride(hashed[left])
     while len(left) > _FEW:
         near = (near + stride) & (len(places) - 1)

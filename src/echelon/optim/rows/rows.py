@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,14 @@ from echelon.optim.rows.waiting import Waiting
 _SWEEP = 1 << 13
 _PIECE = 1 << 20
 _RECENT = 8
+
+
+class _Pulled(NamedTuple):
+    """What was looked up a moment ago, and with how many removals before it."""
+
+    ids: Tensor
+    slots: Ids
+    removals: int
 
 
 class Rows:
@@ -60,9 +69,16 @@ class Rows:
         """
         with self._lock:
             slots = self._index.find(ids.numpy())
-            self._recent.append((ids, slots, self._index.removals))
+            self._recent.appendleft(_Pulled(ids, slots, self._index.removals))
             rows, slots = self._read(slots, out)
         return self._with_first_values(ids, rows, slots)
+
+    def own(self, ids: Tensor) -> Tensor:
+        """Ids of memory that others may write to, as they are now: a copy, or those of a pull."""
+        for pulled in tuple(self._recent):  # other threads pull meanwhile
+            if _same(pulled.ids, ids):
+                return pulled.ids
+        return ids.clone()
 
     def expect(self, ids: Tensor) -> None:
         """They are here already."""
@@ -173,7 +189,7 @@ class Rows:
         self._waiting = Waiting(spec.admit, spec.expire) if spec.admit > 1 else None
         self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
         self._swept = FIRST
-        self._recent: deque[tuple[Tensor, Ids, int]] = deque(maxlen=_RECENT)
+        self._recent: deque[_Pulled] = deque(maxlen=_RECENT)
         self._changes.all()
 
     def _read(self, slots: Ids, out: Tensor | None = None) -> tuple[Tensor, Ids]:
@@ -191,7 +207,7 @@ class Rows:
     def _slots(self, ids: Tensor) -> Ids:
         """As found when they were pulled, if they were: most batches come back as gradients."""
         for pulled, slots, removals in self._recent:
-            if removals == self._index.removals and _same(pulled, ids):
+            if removals == self._index.removals and (pulled is ids or _same(pulled, ids)):
                 found = slots.copy()
                 if len(missing := np.flatnonzero(slots == NONE)):
                     found[missing] = self._index.find(ids.numpy()[missing])
@@ -218,13 +234,13 @@ class Rows:
             self._forget(slots[expired])
             slots[expired] = NONE
         known = slots != NONE
-        if not known.all():
+        if not (all_known := known.all()):
             slots[~known] = self._make(ids.numpy()[~known], counts, ~known)
-            if self._waiting is None:
-                known[:] = True  # their gradients are those of their first values
+            # Without admission, their gradients are those of their first values.
+            all_known = self._waiting is None
         if self._seen is not None:
             self._seen[slots[slots != NONE]] = self.version
-        if not known.all():
+        if not all_known:
             gradients, slots = gradients[torch.from_numpy(known)], slots[known]
         at = torch.from_numpy(slots)
         apply_(self.spec.rule, self._memory, at, gradients, factor, scale)
@@ -264,6 +280,5 @@ class Rows:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """A trainer's ids come twice, as they were: comparing them takes less than finding them."""
-    if one is other:
-        return True
-    return len(one) == len(other) and bool(one[-1] == other[-1]) and torch.equal(one, other)
+    a, b = one.numpy(), other.numpy()
+    return len(a) == len(b) > 0 and a[-1] == b[-1] and bool((a == b).all())

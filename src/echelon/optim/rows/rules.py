@@ -89,16 +89,17 @@ def _adam(
 def _add(rows: Tensor, slots: Tensor, values: Tensor, steps: Tensor) -> None:
     """`rows[slots] += values * steps`, a piece at a time that stays in the cache: `index_add_`
     takes half as long again. The values, which may be another process's, are only read."""
-    width = rows.shape[1]
     size = max(1, _PIECE // rows[:1].nbytes)
-    new = torch.empty(min(size, len(slots)), width)
+    new = torch.empty(size, rows.shape[1])
     whole, written = _wide(rows), _wide(new)
-    for at in range(0, len(slots), size):
-        piece = slice(at, at + size)
-        here = slots[piece]
-        mine = torch.index_select(rows, 0, here, out=new[: len(here)])
-        mine.addcmul_(values[piece], steps[piece].unsqueeze(1))
-        whole[here.numpy()] = written[: len(here)]
+    pieces = (slots.split(size), values.split(size), steps.unsqueeze(1).split(size))
+    for here, value, step in zip(*pieces, strict=True):
+        at = here.numpy()
+        if at.size < size:  # the last one
+            new, written = new[: at.size], written[: at.size]
+        whole.take(at, out=written, mode="clip")  # "raise" would take a detour
+        new.addcmul_(value, step)
+        whole[at] = written
 
 
 def _wide(rows: Tensor) -> NDArray[np.void]:
