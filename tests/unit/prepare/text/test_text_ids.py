@@ -35,6 +35,24 @@ def test_ids_are_those_of_a_job_without_preparation(fit: Fit, reviews: Block) ->
     np.testing.assert_array_equal(np.diff(ragged.offsets), expected.lengths)
 
 
+def test_texts_are_cut_to_a_length_and_padded_only_if_wanted(fit: Fit, reviews: Block) -> None:
+    new = {"text": pa.array([*reviews["text"].to_pylist()[:3], "", None, "good " * 9])}
+    feature, learnt = fit([reviews], kind="tokens", length=6)
+    padded: Any = feature.encode(new, learnt)["x"]
+    feature, learnt = fit([reviews], kind="tokens", length=6, pad=False)
+    made: Any = feature.encode(new, learnt)["x"]
+    assert isinstance(made, Ragged)
+    lengths = np.diff(made.offsets)
+    assert lengths.tolist() == (padded != 0).sum(1).tolist()
+    assert (lengths.min(), lengths.max()) == (0, 6)
+    np.testing.assert_array_equal(made.values, padded[padded != 0])
+
+
+def test_padding_without_a_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pad has no effect without a length"):
+        checked(feature_kind("tokens"), {"kind": "tokens", "from": "text", "pad": False})
+
+
 def decoded(model: str, ids: Any) -> list[str]:
     """Back to texts; numbers begin at 2."""
     tokenizers = pytest.importorskip("tokenizers")

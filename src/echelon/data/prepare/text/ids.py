@@ -22,7 +22,9 @@ class TokenIds(Chosen):
     """Kind `tokens`: 0 is padding, 1 any token without a number, then the vocabulary's terms."""
 
     length: PositiveInt | None = None
-    """Texts are cut or padded to this many tokens; left out: sequences of any length."""
+    """Texts are cut to this many tokens, and padded to it; left out: sequences of any length."""
+    pad: bool = True
+    """Without it, texts are cut alone, and a batch is as long as the longest text in it."""
 
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:
@@ -34,6 +36,12 @@ class TokenIds(Chosen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _length_to_pad_to(self) -> Self:
+        if self.length is None and "pad" in self.model_fields_set:
+            raise SettingError("pad has no effect without a length", "pad", "length")
+        return self
+
     @property
     def stages(self) -> tuple[str, ...]:
         return ("bpe",) if self.by == "bpe" else super().stages
@@ -41,7 +49,12 @@ class TokenIds(Chosen):
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         tokens = self.tokens(block, learnt)
         ids = Ragged(numbered(tokens, learnt["terms"]), tokens.offsets)
-        return {self.name: ids if self.length is None else padded(ids, self.length)}
+        return {self.name: self._of_length(ids)}
+
+    def _of_length(self, ids: Ragged) -> Values:
+        if self.length is None:
+            return ids
+        return padded(ids, self.length) if self.pad else cut(ids, self.length)
 
     def different(self, learnt: Learnt) -> int | None:
         return len(RESERVED) + len(learnt["terms"])
@@ -52,6 +65,14 @@ def numbered(tokens: Tokens, vocabulary: Any) -> Array:
     numbers = numbers_of(tokens.terms, vocabulary) + len(RESERVED)
     numbers[numbers < len(RESERVED)] = UNKNOWN
     return numbers[tokens.codes]
+
+
+def cut(ragged: Ragged, length: int) -> Ragged:
+    """The first `length` numbers of each row."""
+    lengths = np.diff(ragged.offsets)
+    inside = np.arange(len(ragged.values)) - np.repeat(ragged.offsets[:-1], lengths)
+    ends = np.cumsum(np.minimum(lengths, length))
+    return Ragged(ragged.values[inside < length], np.concatenate([[0], ends]))
 
 
 def padded(ragged: Ragged, length: int) -> Array:
