@@ -16,10 +16,11 @@ import pytest
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare import load_recipe, phantom, recipe_from
+from echelon.data.prepare.answers import WorkerError
 from echelon.data.prepare.columns import Ragged, Sparse, rows, take
 from echelon.data.prepare.forms import arrow, formed, joined, part, seen
 from echelon.data.prepare.learnt import load, pack, save, unpack
-from echelon.data.prepare.pool import Task, WorkerError, Workers
+from echelon.data.prepare.pool import Task, Workers
 from echelon.data.prepare.segments import segments
 from echelon.data.shards.schema import arrow_schema
 

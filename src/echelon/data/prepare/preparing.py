@@ -102,8 +102,8 @@ def _here(workers: int, setting: Mapping[str, Any], _read: Sequence[Source]) -> 
 
 
 def _on_ray(on: str, workers: int | None) -> Hire:
-    from echelon.data.prepare.ray_cluster import LOCAL, address_of
-    from echelon.data.prepare.ray_pool import OnRay
+    from echelon.data.prepare.on_ray.cluster import LOCAL, address_of
+    from echelon.data.prepare.on_ray.pool import OnRay
 
     address = address_of(on)
     if address == LOCAL:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,19 +24,22 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask
 from ray.data.block import BlockMetadata
+from ray.exceptions import RayError
 
 from echelon.data.prepare.answers import Answer, answered
-from echelon.data.prepare.ray_hand import Hand
-from echelon.data.prepare.ray_node import Check
+from echelon.data.prepare.on_ray.hand import Hand
+from echelon.data.prepare.on_ray.node import Check
 
+_ENTER_SECONDS = 60.0
 _AT_ONCE = 2
 """Tasks that a hand has: one that it is at, and the next."""
 
 
 class Feed:
-    """Tasks by number, kept until their answers were taken."""
+    """Tasks by number, kept until their answers were taken; and the hands that do them."""
 
     def __init__(self) -> None:
+        self._hands: list[Any] = []
         self._tasks: dict[int, tuple[bytes, bytes]] = {}
         self._first = 0
         self._news = asyncio.Condition()
@@ -55,6 +59,12 @@ class Feed:
         async with self._news:
             await self._news.wait_for(lambda: number in self._tasks or number < self._first)
             return self._tasks.get(number, (b"", b""))
+
+    async def enter(self, hand: Any) -> None:
+        self._hands.append(hand)
+
+    async def entered(self) -> list[Any]:
+        return self._hands
 
 
 class Source(Datasource):  # type: ignore[misc]
@@ -80,6 +90,12 @@ def _read(feed: Any) -> Iterator[pa.Table]:
         number += 1
 
 
+def _enter(feed: Any) -> None:
+    """A hand that comes when the feed has been closed ends at once."""
+    me = ray.get_runtime_context().current_actor
+    ray.get(feed.enter.remote(me), timeout=_ENTER_SECONDS)
+
+
 class Stream:
     """The tasks of one preparation, on `hands` workers."""
 
@@ -94,7 +110,7 @@ class Stream:
             )
             self._answered = tasks.map_batches(
                 Hand,
-                fn_constructor_args=(setting, folder, run, check),
+                fn_constructor_args=(partial(_enter, self._feed), setting, folder, run, check),
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ActorPoolStrategy(size=hands, max_tasks_in_flight_per_actor=_AT_ONCE),
@@ -124,6 +140,10 @@ class Stream:
         """End hands and all; whatever they are at can be done again."""
         self._answers = None  # its end is that of the stream
         self._answered = None
+        with suppress(RayError):  # a cluster that is lost has no hands either
+            # Ray Data only lets go of them, and some would stay: at their work, or just begun.
+            for hand in ray.get(self._feed.entered.remote(), timeout=_ENTER_SECONDS):
+                ray.kill(hand)
         ray.kill(self._feed)
 
 

@@ -12,8 +12,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from echelon.core.errors import MissingExtra, UserError
 from echelon.core.patience import interrupts_wait
 from echelon.data.prepare.answers import WorkerError
-from echelon.data.prepare.ray_processes import Processes
+from echelon.data.prepare.on_ray.processes import Processes
 
 LOCAL, AUTO = "local", "auto"
 _REACH_SECONDS = 10.0
@@ -155,18 +156,27 @@ def _mute() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Ray Data tells of every stream it runs."""
-    import ray.data  # noqa: F401 (sets its logger up)
+    """Ray Data tells of every stream it runs, and Ray of lost workers, on stdout."""
+    import ray.data  # sets its logger up
 
     handlers = logging.getLogger("ray.data").handlers
     levels = [handler.level for handler in handlers]
+    said = ray._private.worker.print_to_stdstream
     for handler in handlers:
         handler.setLevel(logging.CRITICAL)
+    ray._private.worker.print_to_stdstream = partial(_to_stderr, said)
     try:
         yield
     finally:
+        ray._private.worker.print_to_stdstream = said
         for handler, level in zip(handlers, levels, strict=True):
             handler.setLevel(level)
+
+
+def _to_stderr(
+    say: Callable[..., None], message: Mapping[str, Any], *given: Any, **more: Any
+) -> None:
+    say({**message, "is_err": True}, *given, **more)
 
 
 def in_a_line(error: BaseException) -> str:

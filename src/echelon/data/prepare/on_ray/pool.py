@@ -19,9 +19,9 @@ import echelon
 from echelon.data.prepare.answers import Answer, WorkerError, result_of
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.inputs import Source
+from echelon.data.prepare.on_ray.cluster import connected, in_a_line
+from echelon.data.prepare.on_ray.node import Check, check_here
 from echelon.data.prepare.pool import Task
-from echelon.data.prepare.ray_cluster import connected, in_a_line
-from echelon.data.prepare.ray_node import Check, check_here
 from echelon.data.prepare.remote import is_remote
 from echelon.data.readers.stream import plain_name
 
@@ -43,7 +43,7 @@ class OnRay:
         check = _check(Desk(Path(setting["desk"]).absolute()), token, read)
         with ExitStack() as stack:
             stack.enter_context(connected(address, workers))
-            from echelon.data.prepare.ray_stream import Stream, cores
+            from echelon.data.prepare.on_ray.stream import Stream, cores
 
             ask_nodes(check)
             self._stream = Stream(workers or cores(), setting, str(Path.cwd()), token, check)
@@ -90,7 +90,7 @@ def ask_nodes(check: Check) -> None:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    from echelon.data.prepare.ray_stream import looks
+    from echelon.data.prepare.on_ray.stream import looks
 
     for name, coming in looks(check):
         try:

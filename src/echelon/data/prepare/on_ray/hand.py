@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from echelon.data.prepare.answers import WorkerError, answered
-from echelon.data.prepare.ray_node import Check, look_again
+from echelon.data.prepare.on_ray.node import Check, look_again
 
 if TYPE_CHECKING:
     from echelon.data.prepare.work import Work
@@ -25,8 +25,17 @@ TRIES = 4
 class Hand:
     """Makes a table of one answer of a table of one task; raises nothing."""
 
-    def __init__(self, setting: Mapping[str, Any], folder: str, run: str, check: Check) -> None:
-        """`folder`: where whoever began it is; `run` tells one start of it from another."""
+    def __init__(
+        self,
+        enter: Callable[[], None],
+        setting: Mapping[str, Any],
+        folder: str,
+        run: str,
+        check: Check,
+    ) -> None:
+        """`enter` raises if it is all over; `folder`: where whoever began it is; `run` tells one
+        start of it from another."""
+        enter()
         self._setting, self._folder, self._run, self._check = setting, folder, run, check
         self._known: Work | None = None
 
