@@ -139,3 +139,28 @@ def test_what_does_not_fit_is_refused(
 def test_what_the_recipe_says_cannot_be_said_again(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.held_out has no effect on prepared data"):
         task(folder, held_out=0.5)
+
+
+def test_texts_that_are_not_padded_make_batches_as_long_as_their_longest(tmp_path: Path) -> None:
+    texts = [("good " * (1 + n % 9), "bad " * (1 + n % 9))[n % 2] for n in range(40)]
+    raw = tmp_path / "raw.csv"
+    lines = [f"{text.strip()},{text[:3]}" for text in texts]
+    raw.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    tokens = {"kind": "tokens", "from": "text", "to": "x", "length": 6, "pad": False}
+    recipe = {
+        "read": [{"path": str(raw)}],
+        "features": [tokens, {"kind": "classes", "from": "label", "to": "y"}],
+        "write": {"folder": str(tmp_path / "done")},
+    }
+    prepare(recipe, workers=1)
+    found = task(tmp_path / "done", "text_classify")
+    lengths = everything(found.train)["x_length"]
+    assert sorted(lengths.tolist()) == sorted(min(len(text.split()), 6) for text in texts)
+    short = found.train.gather((lengths == 2).nonzero().flatten())["x"]
+    assert short.shape[1] == 2
+    again = everything(task(raw, "text_classify", fitted=dict(found.fitted)).valid)
+    assert again["x"].shape == (len(texts), 6)
+    model = found.model().eval()
+    padded = again["x"][(again["x"] != 0).sum(1) == 2]
+    torch.testing.assert_close(model(padded)[:1].sum(), model(padded[:1, :2]).sum())
+    assert {tuple(row) for row in padded[:, :2].tolist()} == {tuple(row) for row in short.tolist()}
