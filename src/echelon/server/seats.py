@@ -36,6 +36,9 @@ class Seat:
         if chunks or frame.size:
             raise PeerError("gradients were sent that are in shared memory")
 
+    def moved(self, weights: Sequence[Tensor]) -> None:
+        """The shard's weights are in other memory from now on."""
+
     def done(self, chunk: Done) -> None:
         """These weights are the new ones."""
 
@@ -72,6 +75,9 @@ class PinnedSeat(Seat):
         self.base = self._theirs = list(theirs)
         self._weights = weights
 
+    def moved(self, weights: Sequence[Tensor]) -> None:
+        self._weights = weights
+
     def done(self, chunk: Done) -> None:
         at, start, stop = chunk
         self._theirs[at][start:stop].copy_(self._weights[at][start:stop])
@@ -94,14 +100,19 @@ class WireSeat(Seat):
         apart: bool,
     ) -> None:
         super().__init__(connection, gradients)
-        self._weights = list(weights)
-        self._sent = [w.clone() for w in weights] if apart else self._weights
+        self._sent = [w.clone() for w in weights] if apart else []
         self._apart = apart
         if apart:
             self.base = self._sent
+        self.moved(weights)
         self._small = sum(w.nbytes for w in weights) <= CHUNK
         self._sender: Sender | None = None
         self._open: Chunk | None = None
+
+    def moved(self, weights: Sequence[Tensor]) -> None:
+        self._weights = list(weights)
+        if not self._apart:
+            self._sent = self._weights
 
     def stage(self, chunks: Sequence[Chunk], frame: Frame) -> None:
         if chunks or frame.size:

@@ -103,12 +103,15 @@ class Shard:
         """Become what an upload says; what was under way is dropped.
 
         Memory that another shard lends may not be the one that trainers have seen: that of a
-        shard which has taken the place of the first is another.
+        shard which has taken the place of the first is another, and so trainers that are sent
+        weights are sent those.
         """
         with self.order.emptied():
             self.incarnation = 0
             if lender is not None and self.index and self.holding.shared:
                 self._holding = Holding(self.index, self.count, self.holding.document, lender)
+                for seat in list(self._seats.values()):
+                    seat.moved(self.holding.weights)
             self.holding.flats.load(part)
             self.tables.clear()
             self._staged.clear()

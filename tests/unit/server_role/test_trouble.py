@@ -6,15 +6,19 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
+from tests.unit.server_role.model import SHAPES, Alone, Job, close
 
+from echelon.comm.channel import Connection
 from echelon.comm.servers.link import LostShard
 from echelon.comm.servers.servers import Servers
 from echelon.core.errors import PeerError
+from echelon.server.flats import Done
+from echelon.server.seats import PinnedSeat
 
 LARGE = ((1500, 1500), (1500,))
 
@@ -71,6 +75,43 @@ def test_a_lost_shard_is_named_with_what_was_awaited(plane: str) -> None:
             assert job.step(0).version == 1
         finally:
             servers.close()
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, LARGE])
+@pytest.mark.parametrize("plane", ["memory", "tcp"])
+def test_after_the_first_shard_was_lost_all_weights_that_come_are_the_new_ones(
+    plane: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    """It lent the others its memory: they have that of its successor, and so has who trains."""
+    with fleet(2) as held:
+        servers = held.trainer(0, plane)
+        try:
+            job = Job(servers, 0, shapes=shapes)
+            job.begin(1, [0])
+            job.step(7)  # is lost
+            held.kill(0)
+            held.start(0)
+            job.begin(2, [0])
+            assert close(job.weights(), Alone(shapes=shapes).weights())
+            assert [job.step(step).version for step in range(2)] == [1, 2]
+            found = job.weights()
+        finally:
+            servers.close()
+    alone = Alone(shapes=shapes)
+    for step in range(2):
+        alone.step([(step, 0)])
+    assert close(found, alone.weights())
+
+
+def test_a_trainer_with_weights_of_its_own_follows_a_shard_into_other_memory() -> None:
+    ours, theirs = torch.zeros(4), torch.zeros(4)
+    nobody = cast(Connection, None)  # nothing is said
+    seat = PinnedSeat(nobody, [torch.zeros(4)], [theirs], [ours])
+    seat.moved([torch.full((4,), 2.0)])
+    seat.done(Done(0, 1, 3))
+    assert theirs.tolist() == [0, 2, 2, 0]
+    seat.whole()
+    assert theirs.tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("plane", ["memory", "tcp"])
