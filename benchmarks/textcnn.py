@@ -1,9 +1,10 @@
 """Claim: TextCNN learns from raw texts as well as the published and measured references.
 
 `echelon data prepare` turns raw files into token numbers, by the recipes of examples/prepared_text,
-and `echelon train` trains textcnn.yaml of the same folder on them. One job for all sets but for the
-number of epochs, which is fixed beforehand: the test is looked at once, after the last one. MR and
-Subj have no test of their own, so they are cross-validated.
+and `echelon train` trains textcnn.yaml of the same folder on them. The number of epochs is fixed
+beforehand: the test is looked at once, after the last one. Two sets differ from the job in what
+`SETS` says, as chosen on a part of train. MR and Subj have no test of their own, so they are
+cross-validated.
 
     python benchmarks/textcnn.py [--data FOLDER] [--only trec sst2] [--folds 3]
 
@@ -39,23 +40,32 @@ class Set(NamedTuple):
 
     recipe: Path
     reference: float
-    epochs: int
     files: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    """What differs from the job as it is."""
 
 
 SETS = {
-    "trec": Set(ENGLISH, 89.6, 8, ("textcnn-en/trec-train.tsv.gz", "textcnn-en/trec-test.tsv.gz")),
-    "sst2": Set(ENGLISH, 76.8, 4, ("textcnn-en/sst2-train.tsv.gz", "textcnn-en/sst2-test.tsv.gz")),
+    "trec": Set(
+        ENGLISH,
+        89.6,
+        ("textcnn-en/trec-train.tsv.gz", "textcnn-en/trec-test.tsv.gz"),
+        ("epochs=8", "model.word_dropout=0"),  # a question is about ten words: each one matters
+    ),
+    "sst2": Set(ENGLISH, 76.8, ("textcnn-en/sst2-train.tsv.gz", "textcnn-en/sst2-test.tsv.gz")),
     "thucnews": Set(
-        CHINESE, 81.0, 8, ("thucnews-zh-20k/train.tsv.gz", "thucnews-zh-20k/test.tsv.gz")
+        CHINESE,
+        81.0,
+        ("thucnews-zh-20k/train.tsv.gz", "thucnews-zh-20k/test.tsv.gz"),
+        ("epochs=8",),
     ),
-    "ag-news": Set(ENGLISH, 83.9, 4, ("ag-news-10k/train.tsv.gz", "ag-news-10k/test.tsv.gz")),
+    "ag-news": Set(ENGLISH, 83.9, ("ag-news-10k/train.tsv.gz", "ag-news-10k/test.tsv.gz")),
     "chnsenticorp": Set(
-        CHINESE, 89.0, 4, ("chnsenticorp-zh/train.tsv.gz", "chnsenticorp-zh/test.tsv.gz")
+        CHINESE, 89.0, ("chnsenticorp-zh/train.tsv.gz", "chnsenticorp-zh/test.tsv.gz")
     ),
-    "tnews": Set(CHINESE, 52.2, 4, ("tnews-zh/train.tsv.gz", "tnews-zh/dev.tsv.gz")),
-    "mr": Set(ENGLISH, 76.1, 4, ("textcnn-en/mr.tsv.gz",)),
-    "subj": Set(ENGLISH, 89.2, 4, ("textcnn-en/subj.tsv.gz",)),
+    "tnews": Set(CHINESE, 52.2, ("tnews-zh/train.tsv.gz", "tnews-zh/dev.tsv.gz")),
+    "mr": Set(ENGLISH, 76.1, ("textcnn-en/mr.tsv.gz",)),
+    "subj": Set(ENGLISH, 89.2, ("textcnn-en/subj.tsv.gz",)),
 }
 
 
@@ -63,11 +73,10 @@ def main() -> None:
     options = _options()
     options.work.mkdir(parents=True, exist_ok=True)
     accuracy: dict[str, float] = {}
-    print(f"{'set':>14} {'epochs':>7} {'reference':>10} {'reached':>8}")
+    print(f"{'set':>14} {'reference':>10} {'reached':>8}")
     for name in options.only:
         accuracy[name] = round(reached(name, options), 2)
-        _, reference, epochs, _ = SETS[name]
-        print(f"{name:>14} {epochs:7d} {reference:10.1f} {accuracy[name]:8.2f}", flush=True)
+        print(f"{name:>14} {SETS[name].reference:10.1f} {accuracy[name]:8.2f}", flush=True)
     reference = {name: SETS[name].reference for name in options.only}
     all_reached = all(accuracy[name] >= reference[name] for name in accuracy)
     print(json.dumps({"accuracy": accuracy, "reference": reference, "reached": all_reached}))
@@ -103,7 +112,7 @@ def trained(name: str, folder: Path, options: argparse.Namespace) -> float:
     """The accuracy after the last epoch, by a run of now or of before."""
     kept: Path = options.work / f"{folder.name}.json"
     if not kept.exists():
-        settings = [f"data.path={folder}", f"epochs={SETS[name].epochs}", f"seed={options.seed}"]
+        settings = [f"data.path={folder}", f"seed={options.seed}", *SETS[name].settings]
         runs = f"track.folder={options.work / 'runs'}"
         out = _echelon("train", str(JOB), *settings, runs, AT_THE_END, *QUIET, "--json", "--quiet")
         kept.write_text(out.strip().splitlines()[-1] + "\n", encoding="utf-8")
