@@ -172,6 +172,21 @@ def test_mistakes_are_one_line(job: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_the_end_of_a_damaged_file_is_told(job: Path) -> None:
+    packed = job / "raw/train.tsv.gz"
+    packed.write_bytes(packed.read_bytes()[:-2000])
+    done = echelon("data", "prepare", "recipe.yaml", "-w", "1", "-q", folder=job)
+    assert done.returncode == 0, done.stderr
+    assert "read, the rest of a damaged file" in done.stdout
+    whole = json.loads((job / "prepared/prepared.json").read_text())
+    counts = whole["counts"]
+    assert 0 < counts["kept"] == counts["read"] - sum(counts["out"].values())
+    outs = [json.loads(s) for s in (job / "prepared/quarantine.jsonl").read_text().splitlines()]
+    (damage,) = [out for out in outs if "truncated" in out["reason"]]
+    assert Path(damage["file"]).name == "train.tsv.gz"
+
+
+@pytest.mark.timeout(60)
 def test_a_full_disk_is_one_line_and_no_loss(job: Path) -> None:
     """A limit on the size of files stands for the end of a disk."""
     limited = subprocess.run(

@@ -84,14 +84,19 @@ def _told(done: Prepared, seconds: float) -> list[str]:
     counts = done.counts
     if not done.fresh:
         return [f"{done.folder}: is up to date: same recipe, same inputs"]
-    lines = [f"{done.folder}: {counts['read']:,} records read in {duration(seconds)}"]
+    lines = [f"{done.folder}: {_some(counts['read'], 'record')} read in {duration(seconds)}"]
     for split, facts in done.facts["splits"].items():
-        shards = "1 shard" if facts["shards"] == 1 else f"{facts['shards']:,} shards"
-        lines.append(f"  {split:<6} {facts['rows']:>12,} records in {shards}")
-    out = sum(counts["out"].values())
-    if out:
-        reasons = ", ".join(f"{step}: {count:,}" for step, count in counts["out"].items())
+        records, shards = _some(facts["rows"], "record", 12), _some(facts["shards"], "shard")
+        lines.append(f"  {split:<6} {records} in {shards}")
+    if counts["out"]:
+        out = sum(counts["out"].values())
+        # Of a damaged file nobody knows how many there were.
+        reasons = ", ".join(f"{step}: {n:,}" if n else step for step, n in counts["out"].items())
         where = os.path.relpath(done.folder / "quarantine.jsonl")
         lines.append(f"  left out {out:>10,} ({reasons}); each with its reason in {where}")
     lines.append(f"next:     {command()} data inspect {done.folder}")
     return lines
+
+
+def _some(count: int, what: str, width: int = 0) -> str:
+    return f"{count:>{width},} {what}{'' if count == 1 else 's'}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+DAMAGED = "the rest of a damaged file"
 _SHOWN = 500
 """Characters of a record that are shown."""
 
@@ -56,10 +57,11 @@ def cut(text: str) -> str:
 
 
 def counted(outs: Iterable[Out]) -> dict[str, int]:
-    """How many records each step took out."""
+    """How many records each step took out; nobody knows how many the end of a stream held."""
     counts: dict[str, int] = {}
     for out in outs:
-        counts[out.step] = counts.get(out.step, 0) + out.records
+        step = out.step if out.records else f"{out.step}, {DAMAGED}"
+        counts[step] = counts.get(step, 0) + out.records
     return counts
 
 
