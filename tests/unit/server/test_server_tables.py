@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from echelon.comm.channel import Connection, Frame
+from echelon.comm.servers.messages import Kind
 from echelon.comm.servers.row_messages import (
     RowHead,
     blank_state,
@@ -15,12 +18,23 @@ from echelon.comm.servers.row_messages import (
     pack_rows,
     unpack_rows,
 )
-from echelon.comm.servers.row_room import carve, pull_shapes, push_shapes
+from echelon.comm.servers.row_room import (
+    AHEAD,
+    AREAS,
+    PULLS,
+    PUSHES,
+    carve,
+    pull_shapes,
+    push_shapes,
+    room_for,
+)
 from echelon.comm.servers.row_shares import Sharing, shard_of
 from echelon.comm.servers.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.rows import RowRule, RowSpec
 from echelon.server.entry import Entry, Staged
+from echelon.server.row_talk import RowTalk
+from echelon.server.shard import Shard
 from echelon.server.tables import Tables
 
 HEAD = RowHead(0, 2)
@@ -189,3 +203,70 @@ def test_shared_memory_is_carved_within_its_bounds() -> None:
             carve(memory, place, shapes)
     with pytest.raises(PeerError, match="bytes of shared memory"):
         carve(memory, 0, pull_shapes(1 << 31, 64))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 17])
+@pytest.mark.parametrize("size", [0, 1, 5, 16])
+def test_what_lies_in_shared_memory_does_not_overlap(size: int, width: int) -> None:
+    shapes = push_shapes(size, width, counted=True)
+    memory = torch.zeros(64 + room_for(shapes), dtype=torch.uint8)
+    parts = carve(memory, 64, shapes)
+    assert [part.dtype for part in parts] == [torch.int64, torch.float32, torch.int32]
+    for number, part in enumerate(parts, 1):
+        part.fill_(number)
+    assert [part.unique().tolist() for part in parts] == ([[1], [2], [3]] if size else [[], [], []])
+    assert not memory[:64].any()
+    with pytest.raises(PeerError, match="bytes of shared memory"):
+        carve(memory, 128, shapes)
+
+
+class _Shared:
+    """A trainer on this host, as a shard's thread hears it."""
+
+    def __init__(self, held: Tables) -> None:
+        shard = SimpleNamespace(tables=held)
+        connection = SimpleNamespace(send=lambda *_, **__: None)
+        self.areas = {number: torch.zeros(1 << 12, dtype=torch.uint8) for number in range(AREAS)}
+        self.talk = RowTalk(cast(Shard, shard), cast(Connection, connection), memory=True)
+        self.talk._areas = self.areas
+
+    def pull(self, ids: list[int], area: int = PULLS) -> None:
+        there, _ = carve(self.areas[area], 0, pull_shapes(len(ids), 2))
+        there.copy_(torch.tensor(ids))
+        self.talk.rows(self._frame(Kind.ROWS, RowHead(0, len(ids), shared=True, area=area)))
+
+    def push(self, ids: list[int], value: float) -> tuple[Tensor, Tensor]:
+        found, sums = carve(self.areas[PUSHES], 0, push_shapes(len(ids), 2, counted=False))
+        found.copy_(torch.tensor(ids))
+        head = RowHead(0, len(ids), shared=True)
+        self.talk.gradients(self._frame(Kind.ROW_GRADIENTS, head), member=0)
+        sums.fill_(value)
+        return found, sums
+
+    def _frame(self, kind: Kind, head: RowHead) -> Frame:
+        return Frame(kind, 1, pack_rows(head), 0)
+
+
+@pytest.mark.parametrize("area", [PULLS, AHEAD])
+def test_a_trainer_that_writes_to_its_memory_again_changes_no_ids(area: int) -> None:
+    held = tables()
+    trainer = _Shared(held)
+    trainer.pull([1, 2], area)
+    trainer.pull([3, 4], area)  # at the same place
+    found, _ = trainer.push([1, 2], 1.0)
+    found.fill_(8)
+    held.apply(entry(1, (0, 1)), scale=1.0)
+    assert [row(held, key) for key in (1, 2, 3, 4, 8)] == [-1, -1, 0, 0, 0]
+    trainer.pull([1, 2], area)
+    trainer.pull([5, 6], area)
+    found, _ = trainer.push([3, 4], 1.0)  # pulled a while ago
+    found.fill_(8)
+    held.apply(entry(2, (0, 1)), scale=1.0)
+    assert [row(held, key) for key in (1, 2, 3, 4, 5, 6, 8)] == [-1, -1, -1, -1, 0, 0, 0]
+
+
+def test_ids_of_a_pull_are_looked_at_as_all_others_are() -> None:
+    trainer = _Shared(tables())
+    trainer.pull([2, 1])
+    with pytest.raises(PeerError, match="ids are not in order"):
+        trainer.push([2, 1], 1.0)

@@ -146,8 +146,15 @@ def _empty(size: int) -> Places:
 
 
 def _hash(ids: Ids) -> NDArray[np.uint64]:
-    """Its upper half is good: every bit of it depends on all bits of the id."""
-    hashed = ids.view(np.uint64) * _MULTIPLIERS[0]
+    """Its upper half is good: every bit of it depends on all bits of the id.
+
+    Without the first fold, multiples of 2**32 and the like would only be multiplied: what follows
+    each other would lie in patterns, and some would be looked for at thousands of places.
+    """
+    whole = ids.view(np.uint64)
+    hashed = whole >> _HALF
+    hashed ^= whole
+    hashed *= _MULTIPLIERS[0]
     hashed ^= hashed >> _HALF
     hashed *= _MULTIPLIERS[1]
     return hashed

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import TrainingError
-from echelon.optim.rows.index import FIRST, Ids, Index
+from echelon.optim.rows.index import FIRST, Ids, Index, _first, _hash, _stride
 
 INT64 = np.iinfo(np.int64)
 
@@ -86,6 +86,42 @@ def test_many_removed_ids_do_not_fill_it_up() -> None:
 def test_a_full_table_says_so() -> None:
     with pytest.raises(TrainingError, match="a table of rows is full"):
         index(10).insert(distinct(9))
+
+
+def looks(found: Index, ids: Ids) -> list[int]:
+    """How many ids are found at their first place, their second, …"""
+    slots, hashed, counts = found.find(ids), _hash(ids), []
+    at, stride = _first(hashed, len(found._places)), _stride(hashed)
+    while len(slots):
+        elsewhere = found._places[at] != slots
+        counts.append(len(slots) - int(elsewhere.sum()))
+        slots, stride, at = slots[elsewhere], stride[elsewhere], at[elsewhere]
+        at = (at + stride) & (len(found._places) - 1)
+    return counts
+
+
+COUNT = 60_000
+REGULAR = {
+    **{f"n << {shift}": np.arange(COUNT) << shift for shift in (0, 1, 10, 20, 31, 32, 33, 35, 47)},
+    **{f"3n << {shift}": 3 * np.arange(COUNT) << shift for shift in (30, 36, 37, 38, 39, 45)},
+    **{f"-n << {shift}": -np.arange(COUNT) << shift for shift in (0, 16, 32, 38, 39, 47)},
+    "n and ~n": np.concatenate([np.arange(COUNT // 2), ~np.arange(COUNT // 2)]),
+    "a field and a number": (np.arange(30)[:, None] << 48 | np.arange(2000)).ravel(),
+    "two halves": (np.arange(240)[:, None] << 32 | np.arange(250)).ravel(),
+    "1000n": 1000 * np.arange(COUNT),
+    "bits of floats": np.arange(1.0, COUNT).view(np.int64),
+}
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_ids_that_follow_a_pattern_are_found_as_soon_as_any(name: str) -> None:
+    """As with ids by chance: nearly nine of ten at the first place, none after many."""
+    found = index()
+    found.insert(REGULAR[name])
+    found.settle()
+    counts = looks(found, REGULAR[name])
+    assert counts[0] > 0.85 * len(REGULAR[name])
+    assert len(counts) < 25
 
 
 @settings(max_examples=40, deadline=None)

@@ -76,6 +76,32 @@ def test_ids_pulled_before_others_came_find_their_rows() -> None:
     assert len(store) == 3
 
 
+def test_ids_in_memory_that_others_write_to_are_kept_as_they_were() -> None:
+    store, mine, theirs = rows(), ids(1, 2, 3), ids(1, 2, 3)
+    copied = store.own(theirs)
+    store.pull(mine)
+    found = store.own(theirs)
+    assert found is mine, "those of a pull need no copy"
+    theirs.fill_(9)
+    assert copied.tolist() == found.tolist() == [1, 2, 3]
+    store.push(found, ones(3))
+    assert torch.equal(store.pull(ids(9)), rows().pull(ids(9)))
+    torch.testing.assert_close(store.pull(mine), rows().pull(mine) - 1)
+
+
+@pytest.mark.parametrize("other", [(), (3,), (2, 3), (1, 4, 3), (3, 2, 1), (1, 2, 3, 3)])
+def test_ids_are_those_of_a_pull_only_if_all_of_them_are(other: tuple[int, ...]) -> None:
+    store = rows()
+    store.pull(ids(1, 2, 3))
+    store.pull(ids())
+    given = ids(*other)
+    found = store.own(given)
+    assert found.tolist() == list(other)
+    assert found is not given
+    store.push(given.unique(), ones(len(given.unique())))
+    assert len(store) == len(set(other))
+
+
 def test_a_row_is_made_after_so_many_occurrences() -> None:
     store = rows(admit=3)
     store.push(ids(1, 2), ones(2), torch.tensor([2, 1]))

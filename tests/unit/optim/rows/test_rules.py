@@ -88,6 +88,23 @@ def test_penalties_act_on_the_rows_of_a_batch() -> None:
     assert torch.equal(store.pull(IDS[2:]), first[2:])
 
 
+@pytest.mark.parametrize(
+    ("width", "count"), [(1, 70_000), (3, 30_000), (7, 1), (33, 1985), (33, 1986), (65_535, 3)]
+)
+def test_rows_of_any_width_move_by_their_own_gradients(width: int, count: int) -> None:
+    """Less than a piece of them, exactly one, several; and rows of a piece each."""
+    store = Rows(RowSpec(name="t", width=width, seed=4, rule=RowRule(name="sgd", lr=0.5)))
+    generator = torch.Generator().manual_seed(2)
+    some = torch.randperm(2 * count, generator=generator)[:count].sort().values
+    store.push(torch.arange(2 * count), torch.zeros(2 * count, width))
+    before, grad = store.pull(torch.arange(2 * count)), torch.randn(count, width)
+    given = grad.clone()
+    store.push(some, given)
+    assert torch.equal(given, grad), "another process may look at them"
+    before[some] -= 0.5 * grad
+    torch.testing.assert_close(store.pull(torch.arange(2 * count)), before)
+
+
 @pytest.mark.parametrize(("name", "rule"), [("adamw", "adam"), ("adagrad", "adagrad")])
 def test_follows_the_jobs_optimizer(name: str, rule: str) -> None:
     section = OptimizerSection.model_validate({"name": name, "lr": 0.3, "weight_decay": 0.1})
