@@ -16,7 +16,7 @@ from echelon.core.config import (
     ScheduleSection,
     SyncSection,
 )
-from echelon.core.errors import NonFiniteError
+from echelon.core.errors import NonFiniteError, PeerError
 from echelon.core.types import Parallel
 
 from . import networks, trained
@@ -294,3 +294,24 @@ def test_servers_hear_of_a_plateau_from_whoever_is_left_and_only_once() -> None:
         return dict(built._here.state()["schedule"])
 
     assert run(2, 1, work) == {"level": 0.25, "best": 1.0, "waited": 0}
+
+
+def test_servers_that_could_not_hear_of_a_plateau_are_told_when_members_have_met() -> None:
+    def work(group: Served) -> dict[str, Any]:
+        plateau = ScheduleSection(name="plateau", patience=1, factor=0.5)
+        built: Any = strategy("parameter_server", comm=group, schedule=plateau)
+        built.observe(1.0)
+        heard, built._servers.observe = built._servers.observe, _lost
+        with pytest.raises(PeerError, match="a server is lost"):
+            built.observe(2.0)
+        built._servers.observe = heard
+        before = dict(built._here.state()["schedule"])
+        built.pull()  # as whoever goes on with others does
+        assert before == {"level": 1.0, "best": 1.0, "waited": 0}
+        return dict(built._here.state()["schedule"])
+
+    assert run(1, 1, work) == {"level": 0.5, "best": 1.0, "waited": 0}
+
+
+def _lost(_schedule: object) -> None:
+    raise PeerError("a server is lost")

@@ -204,10 +204,10 @@ class Run:
             self.evaluation = self._look()
             self._evaluated_at = self.version
             values = self.evaluation.values
-            self.observer.evaluated(self.version, values)
-            self.strategy.observe(values["loss"])
             if self.early.observe(values[self.job.stop.metric]):
                 self._best_at = self.version
+            self.observer.evaluated(self.version, values)
+            self.strategy.observe(values["loss"])  # the last: others may be lost in it
         if self._best_at == self.version and self.job.checkpoint.best:
             self._save_best()
 

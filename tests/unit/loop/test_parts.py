@@ -3,18 +3,23 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
 from echelon.core.config import HealthSection, job_from
+from echelon.core.errors import PeerError
 from echelon.core.types import Lease, Update
+from echelon.loop.evaluate import Evaluation
 from echelon.loop.foresight import told_ahead
 from echelon.loop.health import LayerHealth
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.limits import Limits
 from echelon.loop.meter import Meter
+from echelon.loop.run import Run
+from echelon.optim import EarlyStop
 
 
 def done(loss_sum: float, weight: float) -> Update:
@@ -118,3 +123,29 @@ def test_the_next_batch_is_told_before_one_is_handed_out(foresees: bool) -> None
         seen.append((lease, micro))
         assert strategy.heard == ([[1], [2], ()][: len(seen)] if foresees else [])
     assert seen == batches
+
+
+def test_early_stopping_hears_of_an_evaluation_once_though_another_member_is_lost() -> None:
+    """The strategy tells the servers, and cannot; after members have met, it is done already."""
+    told: list[float] = []
+
+    def observe(loss: float) -> None:
+        told.append(loss)
+        raise PeerError("server 0 is lost")
+
+    early = EarlyStop("max", patience=1)
+    run: Any = SimpleNamespace(
+        valid=object(),
+        version=7,
+        job=job_from({"stop": {"metric": "accuracy"}, "checkpoint": {"best": False}}),
+        early=early,
+        observer=SimpleNamespace(evaluated=lambda *_: None),
+        strategy=SimpleNamespace(observe=observe),
+        _evaluated_at=-1,
+        _best_at=-1,
+        _look=lambda: Evaluation({"loss": 0.5, "accuracy": 0.9}, {}, 10),
+    )
+    with pytest.raises(PeerError, match="server 0 is lost"):
+        Run.evaluate(run)
+    Run.evaluate(run)
+    assert (early.best, run._best_at, early.should_stop, told) == (0.9, 7, None, [0.5])

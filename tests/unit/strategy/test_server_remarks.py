@@ -22,7 +22,7 @@ def told(model: nn.Module, *, tables: bool = False, local: bool = False, **secti
     servers = ParameterServerSection(**section)
     sync = SyncSection(batch_norm="local" if local else "synchronised")
     parallel = Parallel(servers=servers, sync=sync)
-    return "\n".join(remarks(model, layout, parallel, tables=tables))
+    return "\n".join(remarks(model, layout, parallel, tables=tables, held_out=100))
 
 
 @pytest.mark.parametrize("dial", [{"staleness": None}, {"staleness": 2}, {"quorum": 2}])
@@ -37,3 +37,10 @@ def test_servers_that_hold_nothing_are_counted() -> None:
     assert "servers = 9: the model is so small that 5 of them hold none" in told(SMALL, servers=9)
     assert not told(SMALL, servers=9, tables=True)
     assert not told(PLAIN, servers=9)
+
+
+def test_fewer_held_out_samples_than_gradients_are_to_be_judged_by_are_told() -> None:
+    words = "parameter_server.merit.samples = 128: there are 100 held-out samples, and"
+    assert words in told(PLAIN, merit={"policy": "reject"})
+    assert not told(PLAIN, merit={"policy": "weigh", "samples": 100})
+    assert not told(PLAIN)

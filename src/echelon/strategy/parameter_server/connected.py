@@ -53,6 +53,8 @@ class Connected(AllReduce):
     _resting = True
     """Whether the servers do not wait for a push of this trainer."""
     share = 0
+    _untold = False
+    """Whether the servers may not have heard what became of the schedule."""
     _judge: Judge | None = None
 
     @property
@@ -101,8 +103,8 @@ class Connected(AllReduce):
     def observe(self, value: float) -> None:
         """Every trainer says what became of it, for any of them may be lost right now."""
         super().observe(value)
-        if state := self._schedule.state_dict():
-            self._here.observe(state)
+        self._untold = True
+        self._tell_schedule()
 
     def unheard(self, version: int) -> list[tuple[int, ...]]:
         return [tuple(record) for record in self._here.records(version)]
@@ -135,7 +137,7 @@ class Connected(AllReduce):
         self._schedule.load_state_dict(state["schedule"])
         self._scaler.load_state_dict(state["scaler"])
         self.version = state["version"]
-        self._stale = True
+        self._stale, self._untold = True, False
 
     def let_go(self) -> None:
         self._hang_up()
@@ -257,9 +259,16 @@ class Connected(AllReduce):
         if self._servers is None or not (self._stale or (begin and self.apart and self._resting)):
             return
         self._servers.enter(*self._entry)  # a state that was loaded knows nobody
+        self._tell_schedule()
         self.version = self._servers.pull(begin=begin)
         self._bind()
         self._stale, self._resting = False, not begin
+
+    def _tell_schedule(self) -> None:
+        """Again, if a server or another trainer was lost before it was heard."""
+        if self._untold and (state := self._schedule.state_dict()):
+            self._here.observe(state)
+        self._untold = False
 
     def _bind(self) -> None:
         weights = self._here.weights

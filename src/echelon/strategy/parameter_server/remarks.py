@@ -18,8 +18,10 @@ OWN_STATISTICS = (
 )
 
 
-def remarks(model: nn.Module, layout: Layout, parallel: Parallel, *, tables: bool) -> Iterator[str]:
-    """`tables`: whether servers hold rows beside."""
+def remarks(
+    model: nn.Module, layout: Layout, parallel: Parallel, *, tables: bool, held_out: int
+) -> Iterator[str]:
+    """`tables`: whether servers hold rows beside; `held_out`: samples that there are."""
     section = parallel.servers
     if not section.together and parallel.sync.batch_norm == "synchronised" and _normalises(model):
         yield OWN_STATISTICS
@@ -36,6 +38,12 @@ def remarks(model: nn.Module, layout: Layout, parallel: Parallel, *, tables: boo
         yield (
             f"parameter_server.servers = {section.servers}: the model is so small that {idle} of "
             f"them hold none of its weights"
+        )
+    wanted = section.merit.samples
+    if section.merit.policy != "none" and wanted > held_out:
+        yield (
+            f"parameter_server.merit.samples = {wanted}: there are {held_out} held-out samples, "
+            f"and gradients are judged by those"
         )
 
 

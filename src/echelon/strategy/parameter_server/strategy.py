@@ -16,6 +16,7 @@ from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import PeerError, TaskError, TrainingError
 from echelon.core.protocols import Inspector
 from echelon.core.types import Ask, Batch, Lease, Stats, Update
+from echelon.data.sources import as_source
 from echelon.data.split import edges
 from echelon.strategy.agree import agree
 from echelon.strategy.batch_norm import synchronise, unsynchronise
@@ -76,8 +77,11 @@ class ParameterServer(Connected):
                 table.expect(ids)
 
     def remarks(self) -> Sequence[str]:
-        tables = bool(self._rows.tables)
-        return list(remarks(self.model, self._layout, self._parallel, tables=tables))
+        tables, valid = bool(self._rows.tables), self._task.valid
+        held_out = 0 if valid is None else len(as_source(valid))
+        return list(
+            remarks(self.model, self._layout, self._parallel, tables=tables, held_out=held_out)
+        )
 
     def _judged(self, row: Sequence[float]) -> Sequence[float]:
         """With the gradient's merit, where that is measured and there is one."""

@@ -19,7 +19,7 @@ import torch
 from echelon.comm.channel import Connection, connect, dial, life
 from echelon.core.errors import PeerError
 
-from .children import ask, echo, hold_the_interpreter, listening
+from .children import answers, echo, hold_the_interpreter, listening
 from .pairs import KEY, address, pair
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,7 +80,7 @@ def peers(
 def test_a_killed_peer_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with peers(monkeypatch) as (connections, pids):
         for kind, connection in connections.items():
-            ask(connection)
+            assert answers(connection)
             os.kill(pids[kind], signal.SIGKILL)
             assert lost(connection, "server 0 at .* closed the connection or ended") < SOON
             with pytest.raises(PeerError, match="closed the connection or ended"):
@@ -90,7 +90,7 @@ def test_a_killed_peer_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_stopped_peer_is_known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     with peers(monkeypatch) as (connections, pids), ThreadPoolExecutor(3) as pool:
         for connection in connections.values():
-            ask(connection)
+            assert answers(connection)
         for pid in pids.values():
             os.kill(pid, signal.SIGSTOP)
         waits = [pool.submit(lost, peer, "is frozen") for peer in connections.values()]
@@ -111,14 +111,14 @@ def test_a_peer_in_one_long_call_is_not_lost(monkeypatch: pytest.MonkeyPatch) ->
 
     with peers(monkeypatch, busy, patience=10.0) as (connections, _):
         for connection in connections.values():
-            ask(connection)
+            assert answers(connection)
 
 
 def test_ones_own_long_call_makes_nobody_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with peers(monkeypatch, borne=10.0) as (connections, _):
         hold_the_interpreter(LONG)
         for connection in connections.values():
-            ask(connection)
+            assert answers(connection)
 
 
 def test_a_peer_that_reads_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_host_that_vanishes_is_known_soon() -> None:
         connection = call(("198.18.77.2", 7777))
         try:
             assert connection.sealed
-            ask(connection)
+            assert answers(connection)
             _do(*inside, "ip", "link", "set", there, "down")
             assert lost(connection, "is out of reach: nothing is acknowledged") < SOON
         finally:
