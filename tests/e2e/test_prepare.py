@@ -177,7 +177,7 @@ def test_the_end_of_a_damaged_file_is_told(job: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-2000])
     done = echelon("data", "prepare", "recipe.yaml", "-w", "1", "-q", folder=job)
     assert done.returncode == 0, done.stderr
-    assert "read, the rest of a damaged file" in done.stdout
+    assert "empty or damaged files: 1 or more" in done.stdout
     whole = json.loads((job / "prepared/prepared.json").read_text())
     counts = whole["counts"]
     assert 0 < counts["kept"] == counts["read"] - sum(counts["out"].values())

@@ -90,12 +90,16 @@ def _told(done: Prepared, seconds: float) -> list[str]:
         lines.append(f"  {split:<6} {records} in {shards}")
     if counts["out"]:
         out = sum(counts["out"].values())
-        # Of a damaged file nobody knows how many there were.
-        reasons = ", ".join(f"{step}: {n:,}" if n else step for step, n in counts["out"].items())
+        reasons = ", ".join(_reason(step, count) for step, count in counts["out"].items())
         where = os.path.relpath(done.folder / "quarantine.jsonl")
         lines.append(f"  left out {out:>10,} ({reasons}); each with its reason in {where}")
     lines.append(f"next:     {command()} data inspect {done.folder}")
     return lines
+
+
+def _reason(step: str, count: int) -> str:
+    """Nobody knows how many records there were in what is not there."""
+    return f"empty or damaged files: {count:,} or more" if step == "file" else f"{step}: {count:,}"
 
 
 def _some(count: int, what: str, width: int = 0) -> str:

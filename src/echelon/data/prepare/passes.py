@@ -77,8 +77,9 @@ def clean_block(
     read, bad = 0, ""
     if block is not None:
         parsed = parse(block, work.schema)
+        step = quarantine.READ if block.fault is None else quarantine.FILE
         outs = [
-            Out(bad.file, bad.line, bad.reason, quarantine.cut(bad.text), "read", bad.records)
+            Out(bad.file, bad.line, bad.reason, quarantine.cut(bad.text), step, bad.records)
             for bad in parsed.bad
         ]
         members = [name for name, _ in block.members]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-DAMAGED = "the rest of a damaged file"
+READ, FILE = "read", "file"
+"""What cannot be read: records; what is left of a file, from there on."""
 _SHOWN = 500
 """Characters of a record that are shown."""
 
@@ -57,11 +58,10 @@ def cut(text: str) -> str:
 
 
 def counted(outs: Iterable[Out]) -> dict[str, int]:
-    """How many records each step took out; nobody knows how many the end of a stream held."""
+    """How many records each step took out."""
     counts: dict[str, int] = {}
     for out in outs:
-        step = out.step if out.records else f"{out.step}, {DAMAGED}"
-        counts[step] = counts.get(step, 0) + out.records
+        counts[out.step] = counts.get(out.step, 0) + out.records
     return counts
 
 
