@@ -2,9 +2,8 @@
 
 `echelon data prepare` turns raw files into token numbers, by the recipes of examples/prepared_text,
 and `echelon train` trains textcnn.yaml of the same folder on them. The number of epochs is fixed
-beforehand: the test is looked at once, after the last one. Two sets differ from the job in what
-`SETS` says, as chosen on a part of train. MR and Subj have no test of their own, so they are
-cross-validated.
+beforehand, and nothing is chosen by the test: it is looked at after the last one. Two sets differ
+from the job in what `SETS` says. MR and Subj have no test of their own: they are cross-validated.
 
     python benchmarks/textcnn.py [--data FOLDER] [--only trec sst2] [--folds 3]
 
