@@ -20,7 +20,6 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGE, _KEPT = 32 << 20, 256 << 20
-_ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -47,8 +46,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:  # glibc; elsewhere the allocator is another one
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_TRIM_THRESHOLD, _KEPT)
-        if _ARROW not in os.environ:
-            os.putenv(_ARROW, "system")  # its own allocators give back far more than they keep
 
 
 def _serve(line: socket.socket) -> None:
