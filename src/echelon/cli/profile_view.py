@@ -50,6 +50,8 @@ def _show_part(out: Console, part: PartProfile, profile: Profile) -> None:
     facts = f"{part.format}, {files}{size(part.bytes)}"
     records = f"{part.records:,} records, {len(part.columns):,} columns"
     out.print(Text.assemble((line(name), "bold"), f"  {records}, {facts}"))
+    for said in part.unread.lines():
+        out.print(Text(line(said), "yellow"))
     out.print(_columns(part, narrow=out.width < _NARROW))
     if part.balance:
         out.print(Text(f"\nclasses of {line(part.label)}", "bold"))

@@ -128,10 +128,8 @@ def test_files_of_one_part_that_contradict_each_other_are_refused(
     [
         ("x.csv", b"", "x.csv: empty"),
         ("x.csv", b"a,b\n", "it has a header but no records"),
-        ("x.csv", b"a,b\n1,2\n3\n", "x.csv:3: Expected 2 columns, got 1"),
         ("x.csv", b"a,b\n1,\xff\n", "x.csv:2: column 'b' is not UTF-8"),
         ("x.csv.gz", gzip.compress(b"a\n" + b"1\n" * 9999, mtime=0)[:30], "damaged or truncated"),
-        ("x.jsonl", b'{"a": 1}\n{"a": \n', "x.jsonl:2: not a JSON object"),
         ("x.jsonl", b"{}\n{}\n", "its records have no columns"),
         ("x.parquet", b"PAR1", "not a whole Parquet file"),
         ("x.npy", b"\x93NUMPY", "not a whole numpy file"),
@@ -171,3 +169,39 @@ def test_a_fault_within_a_column_ends_the_look_and_leaves_no_thread(
     monkeypatch.setattr(columns.NumberLook, "_take", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         inspect(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "records", "said"),
+    [
+        ("x.csv", b"a,b\n1,2\n3\n4,5\n", 1, "x.csv:3: 1 cell, but there are 2 columns"),
+        ("x.csv", b"a,b\n1,x\n3,\xff\n4,y\n", 1, "x.csv:3: column 'b' is not UTF-8"),
+        ("x.tsv", b"a\tb\n1\t2\n3\t4\t5\n6\t7\n", 1, "x.tsv:3: 3 cells, but there are 2"),
+        ("x.jsonl", b'{"a": 1}\n{"a": \n{"a": 2}\n', 1, "x.jsonl:2: not JSON"),
+        ("x.csv.gz", gzip.compress(b"a\n1\n2\n", 0, mtime=0)[:-8], 0, "x.csv.gz:4: truncated"),
+    ],
+)
+def test_the_rest_of_a_file_is_looked_at_and_what_is_bad_is_told(
+    name: str, content: bytes, records: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (part,) = inspect(tmp_path / name).parts
+    assert part.records == 2
+    assert part.unread.records == records
+    (fault,) = part.unread.faults
+    assert said in fault
+    assert part.as_data()["unread"] == {"records": records, "faults": [fault]}
+
+
+def test_of_many_faults_the_first_are_told(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n" + "3\n" * 9)
+    (part,) = inspect(tmp_path / "x.csv").parts
+    assert part.unread.lines()[0] == "9 records cannot be read"
+    assert len(part.unread.faults) == 5
+    assert part.unread.lines()[-1] == "and 4 more"
+
+
+def test_a_label_that_is_not_there_is_told_for_bad_files_too(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(DataError, match="label column"):
+        inspect(tmp_path / "x.csv", label="c")

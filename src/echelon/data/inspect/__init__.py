@@ -8,15 +8,16 @@ path ── sources ── batches ─┬─ look: columns, in threads, while th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError, unknown
+from echelon.data.inspect.careful import Careful
 from echelon.data.inspect.html import write_html
 from echelon.data.inspect.look import Looking
-from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile
+from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile, Unread
 from echelon.data.inspect.sources import Source, sources
 from echelon.data.inspect.verify import verify
 from echelon.data.preparation import how_prepared, read_facts
@@ -62,18 +63,7 @@ def _preparation(folder: Path) -> str | None:
 def _look(
     source: Source, label: str | None, examples: int, told: Callable[[int], None]
 ) -> PartProfile:
-    looking = Looking(examples)
-
-    def heard(records: int) -> None:
-        told(records)
-        if records and len(source.paths) == 1:  # another file may have another column
-            _check_label(source, label, looking.names)
-
-    with closing(source.batches()) as batches:
-        looking.look(batches, heard)
-    if not looking.records:
-        raise DataError(f"{source.paths[0]}: empty: it has no records")
-    _check_label(source, label, looking.names)
+    looking, unread = _looked_at(source, label, examples, told)
     columns = looking.columns()
     files = source.files()
     return PartProfile(
@@ -85,7 +75,48 @@ def _look(
         columns=columns,
         label=label or _label(columns),
         examples=looking.examples(),
+        unread=unread,
     )
+
+
+def _looked_at(
+    source: Source, label: str | None, examples: int, told: Callable[[int], None]
+) -> tuple[Looking, Unread]:
+    """All of a part at once; if something in it is bad, what is left of it, with care."""
+    try:
+        looking = _seen(source, source.batches(), label, examples, told)
+        if not looking.records:
+            raise DataError(f"{source.paths[0]}: empty: it has no records")
+        return looking, Unread()
+    except DataError:
+        careful = Careful(source)
+        if not careful.possible:
+            raise
+        looking = _seen(source, careful.batches(), label, examples, told)
+        if not looking.records:
+            raise
+        return looking, careful.unread
+
+
+def _seen(
+    source: Source,
+    coming: Generator[tuple[str, Any]],
+    label: str | None,
+    examples: int,
+    told: Callable[[int], None],
+) -> Looking:
+    looking = Looking(examples)
+
+    def heard(records: int) -> None:
+        told(records)
+        if records and len(source.paths) == 1:  # another file may have another column
+            _check_label(source, label, looking.names)
+
+    with closing(coming) as batches:
+        looking.look(batches, heard)
+    if looking.records:
+        _check_label(source, label, looking.names)
+    return looking
 
 
 def _check_label(source: Source, label: str | None, names: Sequence[str]) -> None:

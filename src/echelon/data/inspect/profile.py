@@ -10,6 +10,7 @@ from echelon.data.inspect.numbers import Figures
 from echelon.data.inspect.showing import shown
 
 _UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
+_TOLD = 5
 _FEW = 12
 """So many different numbers are classes rather than an amount."""
 
@@ -85,6 +86,33 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """What could not be read."""
+
+    records: int = 0
+    faults: tuple[str, ...] = ()
+    """The first of them, each with file, line and reason."""
+    more: int = 0
+    """How many faults are not told."""
+
+    def and_(self, fault: str, records: int) -> Unread:
+        records += self.records
+        if len(self.faults) < _TOLD:
+            return Unread(records, (*self.faults, fault), self.more)
+        return Unread(records, self.faults, self.more + 1)
+
+    def lines(self) -> list[str]:
+        """How many records, and the first faults."""
+        if not self.faults:
+            return []
+        more = [f"and {self.more:,} more"] if self.more else []
+        what = (
+            f"{self.records:,} record{'s' * (self.records != 1)}" if self.records else "something"
+        )
+        return [f"{what} cannot be read", *self.faults, *more]
+
+
+@dataclass(frozen=True, slots=True)
 class PartProfile:
     """One part of the data: a file, a folder, or train, valid and test."""
 
@@ -96,6 +124,7 @@ class PartProfile:
     columns: tuple[ColumnProfile, ...]
     label: str | None
     examples: tuple[Example, ...]
+    unread: Unread = Unread()
 
     def column(self, name: str) -> ColumnProfile:
         return next(column for column in self.columns if column.name == name)
@@ -112,6 +141,7 @@ class PartProfile:
             "files": self.files,
             "bytes": self.bytes,
             "records": self.records,
+            "unread": {"records": self.unread.records, "faults": list(self.unread.faults)},
             "columns": [column.as_data() for column in self.columns],
             "label": self.label,
             "classes": None

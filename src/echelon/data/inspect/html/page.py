@@ -67,6 +67,9 @@ def _part(part: PartProfile, profile: Profile) -> Iterator[Html]:
     if named:
         note = f"{part.records:,} records · {size(part.bytes)}"
         yield el("h2", part.name or "all", el("small", note), class_="part")
+    if part.unread.faults:
+        head, *faults = part.unread.lines()
+        yield section("Not read", el("ul", *(el("li", fault) for fault in faults)), note=head)
     if part.label is not None:
         yield section("Classes", _classes(part), note=f"of {part.label}")
     yield section("Columns", _columns(part), note=f"{len(part.columns):,}")
