@@ -210,3 +210,6 @@ def test_a_server_is_lost_with_some_updates_or_its_twin_takes_over(path: Path) -
     (scene := Scene(path)).update()
     measure(deed, scene)
     assert deed.note == "nothing was lost", "the run went back for something else"
+    path.unlink()
+    deed = measured(path, "kill server:1@step=1", committed(1, 2.999, 2), server=1, pids=[12])
+    assert deed.recovered == 0, "on record with the fault, by a clock that is a little behind"

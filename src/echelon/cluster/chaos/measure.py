@@ -152,7 +152,7 @@ def _next_update(scene: Scene, moment: float, generation: int, since: float) -> 
     """The first one from then on, or the run's end if none was left to be made."""
     for commit in scene.commits:
         if commit.time >= moment - _CLOCKS and commit.generation >= generation:
-            return commit.time - since
+            return max(0.0, commit.time - since)  # clocks may differ by a little
     ended = next(_since(scene, moment, "finished"), None)
     return None if ended is None else ended["time"] - since
 
