@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 from echelon.cli import chaos, config, data, doctor, evaluate, join, predict, runs, train
 from echelon.cli.interrupt import stoppable
 from echelon.cluster.environment import calm_threads
-from echelon.cluster.heap import keep_freed_memory
 from echelon.core.errors import EchelonError, UserError
+from echelon.core.heap import keep_freed_memory
 
 
 class _Verbs(TyperGroup):

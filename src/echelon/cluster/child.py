@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from echelon.cluster import signals
 from echelon.cluster.environment import stay_on_loopback
 from echelon.cluster.fault import fault_of
-from echelon.cluster.heap import keep_freed_memory
 from echelon.cluster.member import Member, encoded
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import Relay, RelayThread
+from echelon.core.heap import keep_freed_memory
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1

@@ -25,11 +25,11 @@ import torch
 
 from echelon.cluster import signals
 from echelon.cluster.child import die_with, only
-from echelon.cluster.heap import keep_freed_memory
 from echelon.cluster.listening import BACKLOG, listening
 from echelon.comm.servers.address import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
+from echelon.core.heap import keep_freed_memory
 
 SERVERS = "servers.json"
 """The file in a run's folder that says which process serves which shard, while it lasts."""

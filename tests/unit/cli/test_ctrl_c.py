@@ -64,7 +64,7 @@ def press_and_raise(error: Exception) -> NoReturn:
     ("moment", "command"),
     [
         ("typer", ["runs", "list"]),
-        ("echelon.cluster.heap", ["config", "show"]),
+        ("echelon.core.heap", ["config", "show"]),
         ("echelon.track.views", ["runs", "list"]),
         ("numpy._core.multiarray", ["train", "task=classify", "data.name=digits"]),
         ("numpy._core.multiarray", ["chaos", "task=classify", "data.name=digits", "--random=1"]),

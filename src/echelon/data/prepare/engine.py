@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from echelon.core.errors import DataError
+from echelon.core.heap import give_back_freed_memory
 from echelon.data.prepare import learnt as learnt_files
 from echelon.data.prepare.blocks import SIZE, Block, blocks
 from echelon.data.prepare.compare import drop_repeated
@@ -254,6 +255,7 @@ class Engine:
         done: int = 0,
     ) -> Iterator[Facts]:
         self.desk.stage(stage)
+        give_back_freed_memory()
         if what is not None:
             self._watch.began(what, total)
         staged = (task._replace(message={**task.message, "stage": stage}) for task in tasks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -14,12 +15,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from echelon.core.heap import give_back_freed_memory, keep_freed_memory
 from echelon.data.prepare import wire
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-_LARGE, _KEPT = 32 << 20, 256 << 20
+_IDLE_SECONDS = 0.1
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -31,21 +32,12 @@ def live(descriptor: int, parent: int) -> None:
         return
     for name in _THREADS:
         os.putenv(name, "1")  # one core each: there are as many workers as cores
-    keep_freed_memory()
+    keep_freed_memory()  # a block needs what the one before it gave back
     with socket.socket(fileno=descriptor) as line:
         try:
             _serve(line)
         except wire.Gone:
             sys.exit(0)
-
-
-def keep_freed_memory() -> None:
-    """A block needs what the one before it gave back: a quarter of a worker's time was the
-    kernel's, to take pages and to clear them."""
-    mallopt = getattr(_LIBC, "mallopt", None)
-    if mallopt is not None:  # glibc; elsewhere the allocator is another one
-        mallopt(_MMAP_THRESHOLD, _LARGE)
-        mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 def _serve(line: socket.socket) -> None:
@@ -62,5 +54,12 @@ def _serve(line: socket.socket) -> None:
     def do(task: Mapping[str, Any], data: bytearray) -> Any:
         return work().do(task, memoryview(data))
 
+    stage = None
     while True:
-        wire.send(line, answered(do, *wire.receive(line)))
+        if not select.select([line], [], [], _IDLE_SECONDS)[0]:
+            give_back_freed_memory()  # the parent is at something that needs it
+        task, data = wire.receive(line)
+        if task["stage"] != stage:
+            stage = task["stage"]
+            give_back_freed_memory()
+        wire.send(line, answered(do, task, data))

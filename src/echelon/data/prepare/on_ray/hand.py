@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from echelon.core.heap import keep_freed_memory
 from echelon.data.prepare.answers import WorkerError, answered
 from echelon.data.prepare.on_ray.node import Check, look_again
 
@@ -60,7 +61,6 @@ class Hand:
         from threadpoolctl import threadpool_limits
 
         from echelon.data.prepare.work import Work, one_thread
-        from echelon.data.prepare.worker import keep_freed_memory
 
         self._check()
         if Path(self._folder).is_dir():  # without it only whole paths are found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from echelon.data.prepare.text.records import Records, is_new
 
 Floats = NDArray[np.float64]
-_CELLS = 1 << 22
+_CELLS = 1 << 18
 
 
 class Scored(NamedTuple):

@@ -13,7 +13,7 @@ from echelon.data.prepare.text.hashes import Hashes, hashes
 from echelon.data.prepare.text.records import Records, merged
 
 _PARTS = 256
-_MEMORY = 64 << 20
+_MEMORY = 32 << 20
 """Bytes of records that are not on disk."""
 
 

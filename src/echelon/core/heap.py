@@ -20,3 +20,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:  # glibc; elsewhere the allocator is another one
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def give_back_freed_memory() -> None:
+    """Other work begins, which needs other memory: the kernel gets all that was kept."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
