@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,14 +47,33 @@ def rows(values: Values) -> int:
 def take(values: Values, chosen: NDArray[np.int64]) -> Values:
     """These rows, in this order."""
     if isinstance(values, Ragged):
-        at, offsets = entries(values.offsets, chosen)
-        return Ragged(values.values[at], offsets)
+        pick, offsets = _picking(values.offsets, chosen)
+        return Ragged(pick(values.values), offsets)
     if isinstance(values, Sparse):
-        at, offsets = entries(values.offsets, chosen)
-        return Sparse(values.indices[at], values.values[at], offsets, values.width)
+        pick, offsets = _picking(values.offsets, chosen)
+        return Sparse(pick(values.indices), pick(values.values), offsets, values.width)
     if isinstance(values, np.ndarray):
         return values[chosen]
     return values.take(pa.array(chosen))
+
+
+def _picking(
+    offsets: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[Callable[[Array], Array], NDArray[np.int64]]:
+    """How to get at the entries of these rows, and the offsets of the rows that they make."""
+    if each := _each(offsets):  # then they are the rows of a matrix, which are found quickly
+        made = np.arange(0, each * len(chosen) + 1, each)
+        return lambda column: column.reshape(-1, each)[chosen].reshape(-1), made
+    at, made = entries(offsets, chosen)
+    return lambda column: column[at], made
+
+
+def _each(offsets: NDArray[np.int64]) -> int:
+    """How many entries every row has, if all have as many; else 0."""
+    count = len(offsets) - 1
+    each = int(offsets[1]) if count else 0
+    even = each * count == int(offsets[-1]) and bool((np.diff(offsets) == each).all())
+    return each if even else 0
 
 
 def take_all(block: Columns, chosen: NDArray[np.int64]) -> dict[str, Values]:

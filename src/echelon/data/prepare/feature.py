@@ -32,6 +32,8 @@ class Feature(Section):
 
     passes: ClassVar[int] = 0
     """How often it has to look at all rows of the train split before it can encode."""
+    by_length: ClassVar[bool] = False
+    """Whether the longer a text is, the more it makes of it."""
 
     @property
     def looks(self) -> int:

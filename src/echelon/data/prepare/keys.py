@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,15 @@ def without_key(block: pa.RecordBatch, names: Sequence[str]) -> list[tuple[int, 
     return sorted(found.items())
 
 
-def keys(block: pa.RecordBatch, columns: dict[str, str], by: str | None) -> dict[str, Any]:
-    """A number per row for each key; `by` is how records are split."""
+def keys(
+    block: pa.RecordBatch, columns: dict[str, str], by: str | None, texts: Collection[str]
+) -> dict[str, Any]:
+    """A number per row for each key; `by` is how records are split, `texts` have a length."""
     found: dict[str, Any] = {}
     for key, name in columns.items():
         timed = key == SPLIT and by == "time"
         found[key] = _times(name, block.column(name)) if timed else _words(block.column(name))
-    lengths = _lengths(block)
+    lengths = _lengths(block, texts)
     if lengths is not None:
         found[LENGTH] = lengths
     return found
@@ -87,16 +89,17 @@ def _times(name: str, column: Any) -> NDArray[Any]:
         raise DataError(f"split by time: column {name!r} holds no times: {line}") from None
 
 
-def _lengths(block: pa.RecordBatch) -> NDArray[np.int32] | None:
+def _lengths(block: pa.RecordBatch, texts: Collection[str]) -> NDArray[np.int32] | None:
     """How long the texts of a row are in all: shards are to get as much work each."""
-    texts = [
-        column
-        for column in block.columns
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    columns = [
+        block.column(field.name)
+        for field in block.schema
+        if field.name in texts
+        and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
     ]
-    if not texts:
+    if not columns:
         return None
     total = np.zeros(block.num_rows, np.int64)
-    for text in texts:
+    for text in columns:
         total += pc.binary_length(text).fill_null(0).to_numpy(zero_copy_only=False)
     return np.minimum(total, np.iinfo(np.int32).max).astype(np.int32)

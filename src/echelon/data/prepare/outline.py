@@ -34,6 +34,9 @@ class Outline:
         self.parents = self._dependencies(names)
         """For each feature those whose columns it reads."""
         self.keys = key_columns(recipe, [one for one in features if one.sources[0] in self.raw])
+        self.texts = {name for one in features if one.by_length for name in one.sources}
+        self.texts |= set(recipe.keep)
+        """Columns whose texts make a record long, if they hold any."""
         self.wanted = {name for one in features for name in one.reads()} | set(recipe.keep)
         """Columns that anybody reads after cleaning, made or raw."""
 

@@ -131,7 +131,7 @@ def _partials(
         desk.put(desk.path(segment.stage, number, "hash"), pack(found))
     if segment.last:
         by = work.recipe.split.by if work.recipe.split is not None else None
-        found = keys.keys(batch, work.outline.keys, by)
+        found = keys.keys(batch, work.outline.keys, by, work.outline.texts)
         desk.put(desk.path(segment.stage, number, "keys"), pack(found))
 
 

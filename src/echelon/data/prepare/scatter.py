@@ -116,6 +116,15 @@ def _entries(plan: Learnt, kept: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
     return row[there], split[there], plan["shard"][there], plan["place"][there]
 
 
+def _by_place(split: NDArray[Any], shard: NDArray[Any], place: NDArray[Any]) -> NDArray[np.int64]:
+    """The order by split, shard and place; no two are the same. Sorting one word takes a third of
+    the time of sorting three."""
+    places = int(place.max(initial=0)) + 1
+    shards = int(shard.max(initial=0)) + 1
+    word = (split.astype(np.int64) * shards + shard) * places + place
+    return np.argsort(word)
+
+
 def _scattered(
     desk: Desk,
     number: int,
@@ -124,8 +133,7 @@ def _scattered(
     entries: tuple[NDArray[Any], ...],
 ) -> list[tuple[int, int, int]]:
     """Write one batch per shard; (split, shard, rows) of each."""
-    row, split, shard, place = entries
-    order = np.lexsort((place, shard, split))
+    order = _by_place(*entries[1:])
     row, split, shard, place = (column[order] for column in entries)
     taken = [take(column, row) for column in values]
     edges = np.flatnonzero((np.diff(split) != 0) | (np.diff(shard) != 0)) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import PositiveInt, model_validator
@@ -24,6 +24,7 @@ from echelon.data.prepare.text.vocabulary import Vocabulary, count_block, learn_
 class Text(Feature):
     """One column of texts. Passes over the train split are called by what they are for."""
 
+    by_length: ClassVar[bool] = True
     by: By = "words"
     """What a text is cut into: words, numbers and marks; what blanks set apart; characters;
     matches of a pattern; Chinese words; or pieces that are learnt (byte pair encoding)."""
