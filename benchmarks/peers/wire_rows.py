@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from echelon.cluster.heap import keep_freed_memory
 from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
+from echelon.core.heap import keep_freed_memory
 from echelon.core.rows import RowRule, RowSpec
 from echelon.core.types import Lease
 
