@@ -23,7 +23,6 @@ from echelon.models.layers import (
     dropout,
     initialise_,
 )
-from echelon.models.strongest import StrongestMatch
 
 PADDING = 0
 """The token that fills a batch up to its longest text."""
@@ -93,12 +92,12 @@ class StrongestMatches(nn.Module):
     def __init__(self, o: TextCNNOptions) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(
-            StrongestMatch(o.width, o.filters, size) for size in o.windows
+            nn.Conv1d(o.width, o.filters, size, padding=size) for size in o.windows
         )
         self.activation = activation(o.activation)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        best = [conv(vectors) for conv in self.convolutions]
+        best = [conv(vectors).max(dim=-1).values for conv in self.convolutions]
         matches: Tensor = self.activation(torch.cat(best, dim=1))  # cheaper after the maximum
         return matches
 

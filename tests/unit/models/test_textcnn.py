@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from echelon.models.strongest import StrongestMatch
 from echelon.models.textcnn import StrongestMatches, TextCNN, TextCNNOptions
 
 
@@ -75,53 +73,6 @@ def test_gradients_do_not_depend_on_padding_either() -> None:
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     for short, long in zip(*found, strict=True):
         torch.testing.assert_close(short, long)
-
-
-@pytest.mark.parametrize(("size", "length"), [(1, 1), (3, 2), (4, 4), (5, 30)])
-def test_gradients_are_those_of_a_convolution_and_a_maximum(size: int, length: int) -> None:
-    torch.manual_seed(size)
-    ours = StrongestMatch(6, 7, size)
-    plain = nn.Conv1d(6, 7, size, padding=size)
-    plain.load_state_dict(ours.state_dict())
-    vectors = torch.randn(4, length, 6).transpose(1, 2)
-    given = [vectors.clone().requires_grad_() for _ in range(2)]
-    kept = torch.rand(4, 7) > 0.5  # some matches have no gradient, one text has none at all
-    kept[2] = False
-    results = [ours(given[0]), plain(given[1]).max(dim=-1).values]
-    for result in results:
-        torch.autograd.backward((result * kept).square().sum())
-    torch.testing.assert_close(*results)
-    torch.testing.assert_close(given[0].grad, given[1].grad)
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_a_step_without_any_gradient_leaves_zeros() -> None:
-    part = StrongestMatch(6, 7, 3)
-    vectors = torch.randn(2, 6, 5, requires_grad=True)
-    torch.autograd.backward((part(vectors) * 0).sum())
-    found = [vectors.grad, *(p.grad for p in part.parameters())]
-    assert all(grad is not None and not grad.any() for grad in found)
-
-
-def test_frozen_word_vectors_and_frozen_patterns_are_left_alone() -> None:
-    part = StrongestMatch(6, 7, 3)
-    vectors = torch.randn(2, 6, 5)
-    torch.autograd.backward(part(vectors).sum())
-    assert part.weight.grad is not None
-    part = StrongestMatch(6, 7, 3).requires_grad_(False)
-    torch.autograd.backward(part(vectors.requires_grad_()).sum())
-    assert part.weight.grad is None
-    assert vectors.grad is not None
-
-
-def test_other_precisions_take_the_same_weights() -> None:
-    part = StrongestMatch(6, 7, 3)
-    vectors = torch.randn(2, 6, 5)
-    expected = part(vectors)
-    torch.testing.assert_close(part.double()(vectors.double()), expected.double())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert part.float()(vectors).dtype == torch.bfloat16
 
 
 def test_a_pattern_is_found_anywhere() -> None:
