@@ -287,9 +287,11 @@ def test_servers_hear_of_a_plateau_from_whoever_is_left_and_only_once() -> None:
     def work(group: Served) -> dict[str, Any]:
         plateau = ScheduleSection(name="plateau", patience=1, factor=0.5)
         built: Any = strategy("parameter_server", comm=group, schedule=plateau)
-        values = (1.0, 2.0, 3.0) if group.index else (1.0, 2.0)  # the first one is lost meanwhile
-        for value in values:
+        for value in (1.0, 2.0):
             built.observe(value)
+        group.collective().barrier()
+        if group.index:  # the first one is lost meanwhile
+            built.observe(3.0)
         group.collective().barrier()
         return dict(built._here.state()["schedule"])
 

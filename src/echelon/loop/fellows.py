@@ -13,7 +13,7 @@ from echelon.checkpoint import randomness
 from echelon.checkpoint.tree import flatten, unflatten
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
-from echelon.core.errors import RunError
+from echelon.core.errors import PeerError, RunError
 from echelon.core.protocols import Comm
 from echelon.core.types import Shard
 
@@ -83,10 +83,13 @@ class Fellows:
         lengths = torch.zeros(count, dtype=torch.int64)
         lengths[index] = len(words)
         collective.sum_(lengths)
-        board = torch.zeros(count, int(lengths.max()), dtype=torch.int64)
-        board[index, : len(words)] = words
+        board = torch.zeros(count, 1 + int(lengths.max()), dtype=torch.int64)
+        board[index, 0] = 1
+        board[index, 1 : 1 + len(words)] = words
         collective.sum_(board)
-        return list(board)
+        if not lengths.all() or not board[:, 0].all():
+            raise PeerError("a member was lost while all told each other where they are")
+        return list(board[:, 1:])
 
     def _collective(self) -> Collective:
         if self._made is None:
