@@ -18,53 +18,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ROOT / "examples" / "prepared_text"
+from peers.raw_texts import DATA, EXAMPLES, FOLDS, folds_of, prepared, trained
+
 ENGLISH, CHINESE = EXAMPLES / "recipe-english.yaml", EXAMPLES / "recipe-chinese.yaml"
 JOB = EXAMPLES / "textcnn.yaml"
-FOLDS = 10
-QUIET = ("checkpoint.every=never", "checkpoint.best=false", "track.report=false")
-AT_THE_END = "evaluate.every=1000000"
 
 
 class Set(NamedTuple):
-    """Files below the data folder; one file alone is cross-validated."""
+    """How a set is prepared, and what is to be reached on it."""
 
     recipe: Path
     reference: float
-    files: tuple[str, ...]
     settings: tuple[str, ...] = ()
     """What differs from the job as it is."""
 
 
 SETS = {
-    "trec": Set(
-        ENGLISH,
-        89.6,
-        ("textcnn-en/trec-train.tsv.gz", "textcnn-en/trec-test.tsv.gz"),
-        ("epochs=8", "model.word_dropout=0"),  # a question is about ten words: each one matters
-    ),
-    "sst2": Set(ENGLISH, 76.8, ("textcnn-en/sst2-train.tsv.gz", "textcnn-en/sst2-test.tsv.gz")),
-    "thucnews": Set(
-        CHINESE,
-        81.0,
-        ("thucnews-zh-20k/train.tsv.gz", "thucnews-zh-20k/test.tsv.gz"),
-        ("epochs=8",),
-    ),
-    "ag-news": Set(ENGLISH, 83.9, ("ag-news-10k/train.tsv.gz", "ag-news-10k/test.tsv.gz")),
-    "chnsenticorp": Set(
-        CHINESE, 89.0, ("chnsenticorp-zh/train.tsv.gz", "chnsenticorp-zh/test.tsv.gz")
-    ),
-    "tnews": Set(CHINESE, 52.2, ("tnews-zh/train.tsv.gz", "tnews-zh/dev.tsv.gz")),
-    "mr": Set(ENGLISH, 76.1, ("textcnn-en/mr.tsv.gz",)),
-    "subj": Set(ENGLISH, 89.2, ("textcnn-en/subj.tsv.gz",)),
+    # a question is about ten words: each one matters
+    "trec": Set(ENGLISH, 89.6, ("epochs=8", "model.word_dropout=0")),
+    "sst2": Set(ENGLISH, 76.8),
+    "thucnews": Set(CHINESE, 81.0, ("epochs=8",)),
+    "ag-news": Set(ENGLISH, 83.9),
+    "chnsenticorp": Set(CHINESE, 89.0),
+    "tnews": Set(CHINESE, 52.2),
+    "mr": Set(ENGLISH, 76.1),
+    "subj": Set(ENGLISH, 89.2),
 }
 
 
@@ -83,60 +65,19 @@ def main() -> None:
 
 def reached(name: str, options: argparse.Namespace) -> float:
     """Accuracy in percent: of the test, or the mean over the folds."""
-    folds = range(options.folds) if _is_cross_validated(name) else [None]
-    return 100 * mean(trained(name, prepared(name, fold, options), options) for fold in folds)
+    return 100 * mean(_of_fold(name, fold, options) for fold in folds_of(name, options.folds))
 
 
-def _is_cross_validated(name: str) -> bool:
-    return len(SETS[name].files) == 1
-
-
-def prepared(name: str, fold: int | None, options: argparse.Namespace) -> Path:
-    """The folder of its shards, made now unless it is there."""
-    folder: Path = options.work / (name if fold is None else f"{name}-{fold}")
-    if (folder / "prepared.json").exists():
-        return folder
-    paths = [str(options.data / file) for file in SETS[name].files]
-    if fold is None:
-        settings = [f"read.{at}.path={path}" for at, path in enumerate(paths)]
-    else:
-        folds = f"{{by: stratified, column: label, folds: {FOLDS}, fold: {fold}}}"
-        settings = [f"read={paths[0]}", f"split={folds}"]
-    recipe = str(SETS[name].recipe)
-    _echelon("data", "prepare", recipe, f"write.folder={folder}", *settings, "--workers", "1")
-    return folder
-
-
-def trained(name: str, folder: Path, options: argparse.Namespace) -> float:
-    """The accuracy after the last epoch, by a run of now or of before."""
-    kept: Path = options.work / f"{folder.name}.json"
-    if not kept.exists():
-        settings = [f"data.path={folder}", f"seed={options.seed}", *SETS[name].settings]
-        runs = f"track.folder={options.work / 'runs'}"
-        out = _echelon("train", str(JOB), *settings, runs, AT_THE_END, *QUIET, "--json", "--quiet")
-        kept.write_text(out.strip().splitlines()[-1] + "\n", encoding="utf-8")
-    summary: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-    return float(summary["metrics"]["accuracy"])
-
-
-def _echelon(*arguments: str) -> str:
-    """What `echelon …` prints; if it fails, so does the benchmark."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run(
-        [sys.executable, "-m", "echelon", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"echelon {' '.join(arguments)}\n{done.stderr}")
-    return done.stdout
+def _of_fold(name: str, fold: int | None, options: argparse.Namespace) -> float:
+    recipe, _, settings = SETS[name]
+    folder = prepared(name, fold, recipe, (), options.data, options.work)
+    kept = options.work / f"{folder.name}.json"
+    return trained(folder, JOB, (f"seed={options.seed}", *settings), kept)
 
 
 def _options() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    options.add_argument("--data", type=Path, default=DATA)
     options.add_argument("--work", type=Path, default=Path("textcnn"))
     options.add_argument("--only", nargs="+", choices=SETS, default=list(SETS), metavar="SET")
     options.add_argument("--folds", type=int, choices=range(1, FOLDS + 1), default=FOLDS)
