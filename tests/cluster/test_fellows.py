@@ -58,3 +58,13 @@ def test_members_that_found_different_cuts_do_not_go_on() -> None:
 
     with pytest.raises(RunError, match=r"different steps \(member 0: 20, member 1: 21\)"):
         launch(2, work, deadline=30)
+
+
+def test_all_go_by_what_the_first_one_found() -> None:
+    def work(member: Member) -> dict[str, Any]:
+        at = member.place.index
+        with closing(Group(member.place)) as group:
+            assert Fellows(group, Shard(), seed=0).led(10 + at, 7 * at) == [10, 0]
+        return {}
+
+    launch(3, work, deadline=30)

@@ -86,6 +86,46 @@ def test_trainers_apart_consume_every_sample_once_whoever_comes_and_goes(
     assert any(" 3: " in line for line in proved(tmp_path))
 
 
+# Whoever comes first makes no update, for want of finite ones, before another one is lost.
+LATE = """
+import os
+
+LATE = None
+
+def forward(model, batch, others=forward):
+    global LATE
+    if LATE is None:
+        try:
+            Path("late").touch(exist_ok=False)
+            LATE = True
+        except FileExistsError:
+            LATE = False
+    if LATE and not Path("lost").exists():
+        return others(model, batch) * float("nan")
+    if not LATE and CALLS == 2:
+        Path(f"ahead-{os.getpid()}").touch()
+    return others(model, batch)
+"""
+
+
+def test_trainers_apart_that_know_of_different_versions_do_the_same_after_a_loss(
+    tmp_path: Path,
+) -> None:
+    settings = [*MODES["asynchronous"], *ENDLESS, "batch_size=5", "health.non_finite=skip"]
+    with running(tmp_path, SERVED, *settings, workers=3, forward=FORWARD + LATE) as run:
+        run.go()
+        wait_for(lambda: len(list(tmp_path.glob("ahead-*"))) == 2, run.command)
+        ahead, _ = tmp_path.glob("ahead-*")
+        os.kill(int(ahead.name.removeprefix("ahead-")), signal.SIGKILL)
+        generation = run.wait("generation", number=2)
+        (tmp_path / "lost").touch()
+        run.reach(generation["version"] + 20)
+        _, errors = run.stop()
+    assert "Traceback" not in errors
+    assert [entry["number"] for entry in run.said("generation")] == [1, 2]
+    proved(tmp_path)
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 @pytest.mark.parametrize("mode", ["together", "apart"])
 def test_a_lost_server_takes_the_run_back_to_its_checkpoint(

@@ -68,6 +68,11 @@ class Fellows:
         """Of all members' values; nobody goes on before all are here."""
         return int(self._collective().sum([float(value)])[0])
 
+    def led(self, *mine: int) -> list[int]:
+        """What the first one found, for all to go by; nobody goes on before all are here."""
+        said = mine if self._comm.index == 0 else [0] * len(mine)
+        return [int(value) for value in self._collective().sum([float(value) for value in said])]
+
     def barrier(self) -> None:
         self._collective().barrier()
 

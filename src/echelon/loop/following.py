@@ -28,10 +28,11 @@ def follow(run: Run, recorded: int) -> None:
     version = -1 if servers.lacks_state else servers.pull()
     if run.fellows.sum(int(version < run.version)):  # one may have gone back, another not yet
         _go_back(run)
-        servers.pull()
+        version = servers.pull()
     elif version < recorded:
         run.comm.rolled_back(version, _WHY)
-    if servers.apart:
+    if servers.apart:  # each knows the version of its own last update: all are to do the same now
+        run.version, run.met_at = run.fellows.led(version, run.met_at)
         return  # what is consumed is asked for before anybody goes on
     for epoch, start, stop, version, _ in servers.unheard(run.version):
         run.ledger.take_in(Lease(epoch, start, stop), version)

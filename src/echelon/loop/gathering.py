@@ -44,7 +44,7 @@ def gather(run: Run) -> None:
     if run.valid is not None:
         run.valid.shard = run.strategy.shard
     run.gathering = False
-    if run.version > 0:
+    if run.version > 0 and not run.strategy.apart:  # those apart first ask what is consumed
         run.attend()  # the loss may have come between an update and what was due after it
 
 

@@ -19,23 +19,28 @@ def meet(run: Run) -> str | None:
     strategy, ledger = cast(RemoteStrategy, run.strategy), cast(SharedLedger, run.ledger)
     strategy.rest()
     asked = run.fellows.sum(_once(run.heard | run.comm.asked))
-    run.version = strategy.pull()
+    found = strategy.pull()
     ledger.meet()
     run.meter.samples = ledger.consumed()
-    run.fellows.barrier()  # nobody goes on before all have looked
+    [run.version] = run.fellows.led(found)  # and nobody goes on before all have looked
     run.agreed(asked)
-    reason = run.attend()
-    run.met_at = run.version
-    return reason
+    return _attend(run)
 
 
 def open_ledger(run: Run) -> None:
-    """In a new generation, before anybody goes its own way."""
+    """In a new generation, before anybody goes its own way; what was due and broken off is done."""
     strategy, ledger = cast(RemoteStrategy, run.strategy), cast(SharedLedger, run.ledger)
-    run.version = run.met_at = strategy.pull()
+    [run.version] = run.fellows.led(strategy.pull())
     ledger.open(run.version)
     run.heard = 0
     run.fellows.barrier()
+    _attend(run)
+
+
+def _attend(run: Run) -> str | None:
+    reason = run.attend()
+    run.met_at = run.version
+    return reason
 
 
 def _once(asked: int) -> int:

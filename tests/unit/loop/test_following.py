@@ -33,7 +33,9 @@ def test_the_record_is_never_ahead_of_the_servers(
     found: list[str] = []
     monkeypatch.setattr(following, "_go_back", lambda _: found.append("went back"))
     comm = SimpleNamespace(rolled_back=lambda at, _why: found.append(f"rolled back to {at}"))
-    fellows = SimpleNamespace(sum=lambda mine: mine + behind)
-    run: Any = SimpleNamespace(strategy=Servers(), comm=comm, fellows=fellows, version=version)
+    fellows = SimpleNamespace(sum=lambda mine: mine + behind, led=lambda at, _: [at, 2])
+    run: Any = SimpleNamespace(strategy=Servers(), comm=comm, fellows=fellows, met_at=4)
+    run.version = version
     following.follow(cast(Run, run), recorded)
     assert found == done
+    assert (run.version, run.met_at) == (5, 2)  # as the first one has it
