@@ -78,22 +78,24 @@ class Moments:
 
 def _figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """Count, mean, squared deviations, minimum and maximum per group of [N, groups, rest]."""
-    values = grouped.astype(np.float64)
-    missing = ~np.isfinite(values)
-    if not missing.any():
-        count = np.full(values.shape[1], float(values.shape[0] * values.shape[2]))
-        mean = values.mean(axis=(0, 2))
-        low, high = values.min(axis=(0, 2)), values.max(axis=(0, 2))
+    groups = grouped.shape[1]
+    # Each group in one piece: what goes along rows of few numbers takes several times as long.
+    values = grouped.transpose(1, 0, 2).astype(np.float64, order="C").reshape(groups, -1)
+    present = np.isfinite(values)
+    if present.all():
+        count = np.full(groups, float(values.shape[1]))
+        mean, low, high = values.mean(1), values.min(1), values.max(1)
         values -= mean[:, None]
-        return count, mean, np.einsum("ngr,ngr->g", values, values), low, high
-    count = (~missing).sum(axis=(0, 2)).astype(np.float64)
-    low = np.where(missing, np.inf, values).min(axis=(0, 2))
-    high = np.where(missing, -np.inf, values).max(axis=(0, 2))
+        return count, mean, np.einsum("gn,gn->g", values, values), low, high
+    count = present.sum(1).astype(np.float64)
+    low = np.where(present, values, np.inf).min(1)
+    high = np.where(present, values, -np.inf).max(1)
+    missing = ~present
     values[missing] = 0
-    mean = values.sum(axis=(0, 2)) / np.maximum(count, 1)
+    mean = values.sum(1) / np.maximum(count, 1)
     values -= mean[:, None]
     values[missing] = 0
-    return count, mean, np.einsum("ngr,ngr->g", values, values), low, high
+    return count, mean, np.einsum("gn,gn->g", values, values), low, high
 
 
 def _byte_figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from echelon.data.prepare.splits import (
     Copies,
     Deal,
     Dealt,
+    Mixing,
     Part,
     Parts,
     Weights,
@@ -77,8 +78,8 @@ def deal(
     whole = parts(size, splits, None, classes, lengths)
     sizes = np.bincount(splits, minlength=len(shards)).tolist()
     dealing = Deal(sizes, shards, seed, whole)
-    shard, place = zip(*(dealing.next(part) for part in whole()), strict=True)
-    return Dealt(np.concatenate(shard), np.concatenate(place))
+    shard, place = map(np.concatenate, zip(*(dealing.next(part) for part in whole()), strict=True))
+    return Dealt(shard, Mixing(sizes, shards, seed).places(splits, shard, place))
 
 
 def weights(classes: Any, splits: Any) -> Any:

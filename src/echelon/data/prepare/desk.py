@@ -14,6 +14,8 @@ from echelon.core.errors import DataError
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _LOCK = "state.json", "lock"
+_LAYOUT = 2
+"""Of what lies here: what another release has begun is begun anew."""
 
 
 class Desk:
@@ -92,7 +94,7 @@ class Claim:
 
     def _same(self, digest: str) -> bool:
         """Keep what was done for the same digest, unless the machine fell and files may be torn."""
-        state = {"digest": digest, "boot": _boot()}
+        state = {"digest": digest, "boot": _boot(), "layout": _LAYOUT}
         if self.desk.recall("state") == state:
             return True
         for entry in self.desk.root.iterdir():

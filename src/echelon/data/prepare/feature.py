@@ -34,6 +34,8 @@ class Feature(Section):
     """How often it has to look at all rows of the train split before it can encode."""
     by_length: ClassVar[bool] = False
     """Whether the longer a text is, the more it makes of it."""
+    by_category: ClassVar[bool] = False
+    """Whether texts of its sources may come as numbers into a list of the different ones."""
 
     @property
     def looks(self) -> int:

@@ -77,6 +77,10 @@ def _words(column: Any) -> NDArray[np.uint64]:
     return np.asarray(table[at])
 
 
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _times(name: str, column: Any) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -94,8 +98,7 @@ def _lengths(block: pa.RecordBatch, texts: Collection[str]) -> NDArray[np.int32]
     columns = [
         block.column(field.name)
         for field in block.schema
-        if field.name in texts
-        and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
+        if field.name in texts and is_text(field.type)
     ]
     if not columns:
         return None

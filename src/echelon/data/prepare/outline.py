@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from echelon.core.errors import ConfigError, DataError, KeyPath, unknown
 from echelon.data.prepare.feature import Feature
-from echelon.data.prepare.keys import key_columns
+from echelon.data.prepare.keys import is_text, key_columns
 from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.step import Step
 
@@ -39,6 +39,8 @@ class Outline:
         """Columns whose texts make a record long, if they hold any."""
         self.wanted = {name for one in features for name in one.reads()} | set(recipe.keep)
         """Columns that anybody reads after cleaning, made or raw."""
+        self.categories = self._categories()
+        """Texts of which only matters which of them are the same."""
 
     @property
     def written(self) -> list[str]:
@@ -66,6 +68,13 @@ class Outline:
             self._known("balance", balance.column, ("balance", "column"))
         for at, name in enumerate(self._recipe.keep):
             self._known("keep", name, ("keep", at))
+
+    def _categories(self) -> set[str]:
+        texts = {name for name, kind in self.raw.items() if is_text(kind)}
+        texts &= {name for one in self._features if one.by_category for name in one.sources}
+        for one in self._features:
+            texts -= set(one.reads()) - set(one.sources if one.by_category else ())
+        return texts - set(self._recipe.keep) - set(self.keys.values())
 
     def _known(self, where: str, name: str, path: KeyPath) -> None:
         if name not in self.raw:

@@ -93,6 +93,9 @@ def clean_block(
     if segment.last:
         rows.drop(keys.without_key(rows.batch, keys.required(work.recipe)), "split")
     _partials(work, segment, number, rows.batch, split)
+    size = rows.batch.nbytes
+    if segment.last:
+        rows.batch = _numbered(rows.batch, work.outline.categories)
     save(desk.path(segment.stage, number, "arrow"), rows)
     desk.put(desk.path(segment.stage, number, "jsonl"), quarantine.text_of(rows.outs))
     desk.put(desk.path(segment.stage, number, "noted"), quarantine.text_of(rows.noted))
@@ -100,13 +103,22 @@ def clean_block(
         "file": rows.file,
         "read": read,
         "rows": rows.batch.num_rows,
-        "bytes": rows.batch.nbytes,
+        "bytes": size,
         "out": quarantine.counted(rows.outs),
         "noted": quarantine.counted(rows.noted),
         "counts": rows.counts,
         "bad": bad,
         "split": split,
     }
+
+
+def _numbered(batch: pa.RecordBatch, categories: set[str]) -> pa.RecordBatch:
+    """Texts as numbers into a list of the different ones: found once, not in every pass."""
+    columns = [
+        column.dictionary_encode() if name in categories else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def _step(work: Work, at: int, rows: Rows) -> None:

@@ -55,9 +55,15 @@ def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned])
         raise DataError("no records are left for training")
     size = sum(block.bytes for block in blocks)
     rows = max(1, records.count * _SHARD_BYTES // max(1, size))
-    _write(desk, _Entries(recipe, records).plans(rows))
+    entries = _Entries(recipe, records, rows)
+    _write(desk, entries.plans())
     train = [int(np.sum(split == TRAIN)) for split in records.splits]
-    return {"records": dict(zip(SPLITS, counts, strict=True)), "train": train}
+    return {
+        "records": dict(zip(SPLITS, counts, strict=True)),
+        "train": train,
+        "written": entries.sizes,
+        "shards": entries.shards,
+    }
 
 
 class _Records:
@@ -103,17 +109,25 @@ class _Records:
 
 
 class _Entries:
-    """Everything that is written: the records, those of rare classes perhaps several times."""
+    """Everything that is written: the records, those of rare classes perhaps several times.
 
-    def __init__(self, recipe: Recipe, records: _Records) -> None:
+    `rows` go to a shard where the recipe does not say.
+    """
+
+    def __init__(self, recipe: Recipe, records: _Records, rows: int) -> None:
         self._recipe = recipe
         self._records = records
         self._balance = recipe.balance
         self._classes = train_classes(records.parts) if recipe.balance is not None else None
+        write = recipe.write
+        of_shard = write.rows if write.rows or write.shards else rows
+        self.sizes = _counted(part.split for part, _ in self._written())
+        """Of each split."""
+        self.shards = shard_counts(self.sizes, write.shards, of_shard)
 
-    def plans(self, rows: int) -> Iterator[dict[str, Any]]:
-        """The plan of each block; `rows` go to a shard where the recipe does not say."""
-        deal = self._deal(rows)
+    def plans(self) -> Iterator[dict[str, Any]]:
+        """The plan of each block."""
+        deal = Deal(self.sizes, self.shards, self._recipe.seed, self._parts)
         weights = None
         if self._classes is not None and not self._resampled:
             weights = Weights(self._classes)
@@ -126,6 +140,9 @@ class _Entries:
                 plan["weight"] = weights.of(part)
             yield plan
             first += len(codes)
+
+    def _parts(self) -> Iterator[Part]:
+        return (part for part, _ in self._written())
 
     @property
     def _resampled(self) -> bool:
@@ -140,13 +157,6 @@ class _Entries:
         for part in self._records.parts():
             times = copies.next(part)
             yield part.repeated(times), times
-
-    def _deal(self, rows: int) -> Deal:
-        write = self._recipe.write
-        sizes = _counted(part.split for part, _ in self._written())
-        of_shard = write.rows if write.rows or write.shards else rows
-        counts = shard_counts(sizes, write.shards, of_shard)
-        return Deal(sizes, counts, self._recipe.seed, lambda: (part for part, _ in self._written()))
 
 
 def _counted(splits: Iterable[Codes]) -> list[int]:

@@ -20,6 +20,7 @@ from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.forms import arrow, formed, part
 from echelon.data.prepare.learnt import Learnt, unpack
 from echelon.data.prepare.passes import Rows, columns_of, left, planned
+from echelon.data.prepare.splits import Mixing
 from echelon.data.prepare.step import mask
 from echelon.data.shards.schema import Schema, check_names
 
@@ -44,7 +45,8 @@ def encode_block(work: Work, number: int) -> Any:
     fields = tuple(field for field, _ in pairs)
     check_names(fields)
     values = [column for _, column in pairs]
-    pieces = _scattered(desk, number, fields, values, _entries(plan, kept)) if fields else []
+    entries = _entries(plan, kept, work.mixing)
+    pieces = _scattered(desk, number, fields, values, entries) if fields else []
     return {
         "file": rows.file,
         "schema": [field.to_json() for field in fields],
@@ -106,14 +108,15 @@ def _gaps(keep: tuple[str, ...], columns: Columns) -> list[tuple[int, str]]:
     return sorted(found.items())
 
 
-def _entries(plan: Learnt, kept: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+def _entries(plan: Learnt, kept: NDArray[np.int64], mixing: Mixing) -> tuple[NDArray[Any], ...]:
     """Row (of those kept), split, shard and place of everything that is written."""
     now = np.full(len(plan["split"]), -1, np.int64)
     now[kept] = np.arange(len(kept))
     source = plan["row"].astype(np.int64) if "row" in plan else np.arange(len(plan["split"]))
     row, split = now[source], plan["split"][source]
     there = np.flatnonzero(row >= 0)
-    return row[there], split[there], plan["shard"][there], plan["place"][there]
+    split, shard = split[there], plan["shard"][there]
+    return row[there], split, shard, mixing.places(split, shard, plan["place"][there])
 
 
 def _by_place(split: NDArray[Any], shard: NDArray[Any], place: NDArray[Any]) -> NDArray[np.int64]:

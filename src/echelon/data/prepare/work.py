@@ -20,6 +20,7 @@ from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.outline import Outline
 from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.segments import segments
+from echelon.data.prepare.splits import Mixing
 
 SCHEMA = "schema.arrow"
 
@@ -51,6 +52,13 @@ class Work:
     @cached_property
     def outline(self) -> Outline:
         return Outline(self.recipe, self.schema, self.steps, self.features)
+
+    @cached_property
+    def mixing(self) -> Mixing:
+        """Known once there is a plan."""
+        plan = self.desk.recall("plan")
+        assert plan is not None, "planned before"
+        return Mixing(plan["written"], plan["shards"], self.recipe.seed)
 
     def do(self, task: Mapping[str, Any], data: memoryview) -> Any:
         """Do it, unless it was done; what comes of it is small."""

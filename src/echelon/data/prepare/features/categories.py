@@ -14,12 +14,13 @@ from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns, Ragged, Sparse, Values
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.features.numbers import named
+from echelon.data.prepare.keys import is_text
 from echelon.data.prepare.learnt import Learnt
 
 MOST = 1_000_000
 """More categories than this are refused: they are for hashing."""
 UNSEEN = -1
-Codes: TypeAlias = NDArray[np.int64]
+Codes: TypeAlias = NDArray[np.int32]
 _TEXT, _WHOLE, _NUMBER = pa.large_utf8(), pa.int64(), pa.float64()
 _OFTEN = 1 << 20
 
@@ -40,8 +41,21 @@ class CategoryFeature(Feature):
                 )
 
     def columns(self, block: Columns) -> list[Any]:
-        """One Arrow array of strings, int64 or float64 per column; null is missing."""
-        return [column for name in self.sources for column in plain(self.kind, name, block[name])]
+        """One Arrow array of strings, int64 or float64 per column; null is missing. Strings may be
+        numbered (a dictionary array), for a kind that is `by_category`."""
+        return [column for name in self.sources for column in self._plain(name, block[name])]
+
+    def _plain(self, name: str, values: Any) -> list[Any]:
+        if self.by_category and _is_numbered(values):
+            return [pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(_TEXT))]
+        return plain(self.kind, name, values)
+
+
+def _is_numbered(values: Any) -> bool:
+    """Whether these are numbers into a list of texts."""
+    if not isinstance(values, pa.DictionaryArray):
+        return False
+    return is_text(values.dictionary.type) and not values.dictionary.null_count
 
 
 def plain(kind: str, name: str, values: Values) -> list[Any]:
@@ -57,7 +71,7 @@ def plain(kind: str, name: str, values: Values) -> list[Any]:
 def _plain(values: Any) -> Any:
     form = values.type
     if pa.types.is_dictionary(form):
-        return _plain(values.dictionary_decode())
+        return _plain(_decoded(values))
     if pa.types.is_boolean(form) or (pa.types.is_integer(form) and not pa.types.is_uint64(form)):
         return values.cast(_WHOLE)
     if pa.types.is_floating(form):
@@ -70,10 +84,16 @@ def count(columns: Sequence[Any]) -> Learnt:
     """The different values of each column of a block, and how often they occur."""
     found: Learnt = {"missing": np.array([column.null_count for column in columns], np.int64)}
     for at, column in enumerate(columns):
-        counted = pc.value_counts(column.drop_null())
-        found[f"values {at}"] = kept(counted.field("values"))
-        found[f"counts {at}"] = counted.field("counts").to_numpy()
+        counted = pc.value_counts(column)
+        values, counts = counted.field("values"), counted.field("counts")
+        there = values.is_valid()
+        found[f"values {at}"] = kept(_decoded(values.filter(there)))
+        found[f"counts {at}"] = counts.filter(there).to_numpy()
     return found
+
+
+def _decoded(values: Any) -> Any:
+    return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
 
 
 def kept(values: Any) -> Any:
@@ -155,12 +175,22 @@ def encode(columns: Sequence[Any], learnt: Learnt) -> list[Codes]:
     found = []
     for at, (column, missing) in enumerate(zip(columns, learnt["missing"], strict=True)):
         known = pa.array(learnt[f"categories {at}"])
-        numbers = pc.index_in(_as_known(column, known.type), known, skip_nulls=True)
-        codes: Codes = numbers.fill_null(UNSEEN).to_numpy().astype(np.int64)
+        lacking = len(known) if missing else UNSEEN
+        if isinstance(column, pa.DictionaryArray):
+            codes = np.append(_codes(column.dictionary, known), np.int32(lacking))
+            at_lacking = column.indices.fill_null(len(column.dictionary))
+            found.append(codes.take(at_lacking.to_numpy()))
+            continue
+        codes = _codes(column, known)
         if missing and column.null_count:
-            codes[column.is_null().to_numpy(zero_copy_only=False)] = len(known)
+            codes[column.is_null().to_numpy(zero_copy_only=False)] = lacking
         found.append(codes)
     return found
+
+
+def _codes(column: Any, known: Any) -> Codes:
+    numbers = pc.index_in(_as_known(column, known.type), known, skip_nulls=True)
+    return np.array(numbers.fill_null(UNSEEN))
 
 
 def _as_known(column: Any, kind: pa.DataType) -> Any:

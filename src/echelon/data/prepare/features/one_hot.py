@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from echelon.data.prepare.columns import Columns, Sparse, Values
 from echelon.data.prepare.features.categories import (
     UNSEEN,
     CategoryFeature,
+    Codes,
     count,
     encode,
     learn_categories,
@@ -43,6 +44,7 @@ class OneHot(CategoryFeature):
     """What becomes of a record with a category that train has not."""
 
     passes: ClassVar[int] = 1
+    by_category: ClassVar[bool] = True
 
     def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         return count(self.columns(block))
@@ -69,18 +71,19 @@ class OneHot(CategoryFeature):
         dense = width <= DENSE if self.form == "auto" else self.form == "dense"
         return {self.name: spread(codes, width) if dense else listed(codes, width)}
 
-    def _codes(self, block: Columns, learnt: Learnt) -> tuple[NDArray[np.int64], int]:
+    def _codes(self, block: Columns, learnt: Learnt) -> tuple[Codes, int]:
         """[N, sources]: which column of the result is 1, or UNSEEN."""
         ends = np.cumsum(sizes(learnt))
-        starts = [0, *ends[:-1]]
-        found = [
-            np.where(codes == UNSEEN, UNSEEN, codes + start)
-            for codes, start in zip(encode(self.columns(block), learnt), starts, strict=True)
-        ]
-        return np.stack(found, 1), int(ends[-1])
+        columns = encode(self.columns(block), learnt)
+        out = np.empty((len(columns[0]), len(columns)), np.int32)
+        for at, (codes, start) in enumerate(zip(columns, [0, *ends[:-1].tolist()], strict=True)):
+            np.add(codes, np.int32(start), out=out[:, at])
+            if start and codes.min(initial=0) == UNSEEN:
+                out[codes == UNSEEN, at] = UNSEEN
+        return out, int(ends[-1])
 
 
-def spread(codes: NDArray[np.int64], width: int) -> NDArray[np.float32]:
+def spread(codes: Codes, width: int) -> NDArray[np.float32]:
     """Dense rows with a 1 at each code that is not UNSEEN."""
     out = np.zeros((len(codes), width), np.float32)
     flat, starts = out.reshape(-1), np.arange(len(codes)) * width
@@ -91,10 +94,12 @@ def spread(codes: NDArray[np.int64], width: int) -> NDArray[np.float32]:
     return out
 
 
-def listed(codes: NDArray[np.int64], width: int) -> Sparse:
+def listed(codes: Codes, width: int) -> Sparse:
     """The same as sparse rows; each has its codes in rising order."""
-    there = codes != UNSEEN
-    offsets = np.zeros(len(codes) + 1, np.int64)
-    np.cumsum(there.sum(1), out=offsets[1:])
-    indices: Any = codes[there]
+    count, each = codes.shape
+    indices, offsets = codes.reshape(-1), np.arange(0, codes.size + 1, each)
+    if codes.min(initial=0) == UNSEEN:
+        there = codes != UNSEEN
+        indices, offsets = codes[there], np.zeros(count + 1, np.int64)
+        np.cumsum(there.sum(1), out=offsets[1:])
     return Sparse(indices, np.ones(len(indices), np.float32), offsets, width)

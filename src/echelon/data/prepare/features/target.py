@@ -52,6 +52,7 @@ class Target(CategoryFeature):
     seed: int = 0
 
     passes: ClassVar[int] = 2
+    by_category: ClassVar[bool] = True
 
     def reads(self) -> list[str]:
         return [*self.sources, self.label, SPLIT, RECORD]

@@ -8,6 +8,7 @@ from echelon.data.prepare.splits.balance import Copies, Weights, train_classes
 from echelon.data.prepare.splits.deal import Deal, Dealt, shard_counts
 from echelon.data.prepare.splits.divide import By, Division, check_shares, division
 from echelon.data.prepare.splits.folds import folding
+from echelon.data.prepare.splits.mix import Mixing
 from echelon.data.prepare.splits.part import FREE, SPLITS, TEST, TRAIN, Codes, Part, Parts
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Deal",
     "Dealt",
     "Division",
+    "Mixing",
     "Part",
     "Parts",
     "Weights",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
-from echelon.core.hashing import key
-from echelon.data.order import Order
 from echelon.data.prepare.splits.part import Keys, Numbers, Part, Parts
-from echelon.data.prepare.splits.ranks import Dealing, alike, chunks
+from echelon.data.prepare.splits.ranks import Dealing
 from echelon.data.prepare.splits.table import Table
 
 _TAG = 0xDEA1
@@ -22,7 +20,7 @@ _SAMPLE = 1 << 16
 
 
 class Dealt(NamedTuple):
-    """For each record its shard, numbered within its split, and its row in that shard."""
+    """For each record its shard, numbered within its split, and its place among that shard's."""
 
     shard: NDArray[np.int32]
     place: Numbers
@@ -45,7 +43,7 @@ class Deal:
     So shards of a split differ by at most one record, and by at most one record in each class.
     Lengths rise through one class and fall through the next: what the last shard is ahead in one
     it is behind in the other, and sums of lengths stay alike. Records alike in both are mixed
-    first, and all records of a shard in the end, by `seed`.
+    first, by `seed`; how all records of a shard are mixed in the end, `Mixing` says.
     """
 
     def __init__(
@@ -65,34 +63,13 @@ class Deal:
         self._first -= np.repeat(before, self._cells.count // len(shards))
         self._dealing = Dealing(self._cells.count, seed, _TAG)
         self._hands = np.maximum(np.array(shards), 1)
-        self._hand_of = np.cumsum(self._hands) - self._hands
-        self._orders = list(_orders(sizes, self._hands.tolist(), seed))
 
     def next(self, part: Part) -> Dealt:
         """Of the records after those that have been asked for already."""
         cells = self._cells.of(part)
         cards = self._first[cells] + self._dealing.next(cells)
         hands = self._hands[part.split]
-        shard, place = cards % hands, cards // hands
-        for chunk in chunks(len(cards)):
-            self._shuffle(self._hand_of[part.split[chunk]] + shard[chunk], place[chunk])
-        return Dealt(shard.astype(np.int32), place)
-
-    def _shuffle(self, hands: Numbers, place: Numbers) -> None:
-        """Cards lie in their hand as they were dealt, sorted by class: mix every hand."""
-        found, places, at, _ = alike(hands)
-        for hand, rows in zip(found.tolist(), np.split(places, at[1:]), strict=True):
-            order = self._orders[hand]
-            assert order is not None, "a hand with cards"
-            place[rows] = order.at(place[rows])
-
-
-def _orders(sizes: Sequence[int], hands: Sequence[int], seed: int) -> Iterator[Order | None]:
-    """How each hand is mixed; one without cards is not."""
-    for split, (size, count) in enumerate(zip(sizes, hands, strict=True)):
-        for number in range(count):
-            cards = (size - number + count - 1) // count
-            yield Order(key(_TAG, seed, split), number, cards) if cards else None
+        return Dealt((cards % hands).astype(np.int32), cards // hands)
 
 
 class _Cells:

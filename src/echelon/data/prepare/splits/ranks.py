@@ -32,6 +32,8 @@ class Alike(NamedTuple):
 def alike(codes: NDArray[Any], lots: Numbers | None = None) -> Alike:
     """Records of a chunk by number, then by lot, then as they come."""
     assert len(codes) <= CHUNK
+    if lots is None and len(codes) and codes.min() == codes.max():
+        return Alike(codes[:1], _PLACES[: len(codes)], _PLACES[:1], np.array([len(codes)]))
     # One word for all of it: numpy sorts words several times as fast as it finds an order.
     packed = codes.astype(np.int64) << (_PLACE_BITS + _LOT_BITS)
     if lots is not None:
