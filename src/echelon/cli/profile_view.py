@@ -52,7 +52,8 @@ def _show_part(out: Console, part: PartProfile, profile: Profile) -> None:
     out.print(Text.assemble((line(name), "bold"), f"  {records}, {facts}"))
     for said in part.unread.lines():
         out.print(Text(line(said), "yellow"))
-    out.print(_columns(part, narrow=out.width < _NARROW))
+    if part.columns:
+        out.print(_columns(part, narrow=out.width < _NARROW))
     if part.balance:
         out.print(Text(f"\nclasses of {line(part.label)}", "bold"))
         out.print(_classes(part))

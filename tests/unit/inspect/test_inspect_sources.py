@@ -205,3 +205,18 @@ def test_a_label_that_is_not_there_is_told_for_bad_files_too(tmp_path: Path) -> 
     (tmp_path / "x.csv").write_text("a,b\n1,2\n3\n")
     with pytest.raises(DataError, match="label column"):
         inspect(tmp_path / "x.csv", label="c")
+
+
+def test_a_part_that_cannot_be_read_is_told_beside_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,b\n")
+    (tmp_path / "b.csv").write_bytes(b"")
+    first, second = inspect(tmp_path).parts
+    assert (first.records, first.unread.faults) == (1, ())
+    assert [column.type for column in first.columns] == ["int64", "string"]
+    assert (second.name, second.records, second.columns) == ("b.csv", 0, ())
+    assert second.unread.lines() == ["something cannot be read", f"{tmp_path}/b.csv: empty"]
+    with pytest.raises(DataError, match="label column"):
+        inspect(tmp_path, label="z")
+    (tmp_path / "a.csv").write_bytes(b"")
+    with pytest.raises(DataError, match="empty"):
+        inspect(tmp_path)

@@ -8,7 +8,7 @@ path ── sources ── batches ─┬─ look: columns, in threads, while th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,8 @@ def inspect(
     `options` are those of the format's reader; `told` hears how many records are done.
     """
     begin = time.monotonic()
-    parts = tuple(
-        _look(source, label, examples, told)
-        for source in sources(Path(path).expanduser(), format, options)
-    )
+    found = sources(Path(path).expanduser(), format, options)
+    parts = tuple(_parts(found, label, examples, told))
     prepared = _preparation(Path(path).expanduser()) if parts[0].format == "shards" else None
     return Profile(str(path), parts, time.monotonic() - begin, prepared)
 
@@ -58,6 +56,32 @@ def _preparation(folder: Path) -> str | None:
     except DataError as error:
         return str(error)
     return None if facts is None else how_prepared(facts)
+
+
+def _parts(
+    found: Sequence[Source], label: str | None, examples: int, told: Callable[[int], None]
+) -> Iterator[PartProfile]:
+    """Of several parts those that can be read, and of the others why not."""
+    left = len(found)
+    for source in found:
+        try:
+            yield _look(source, label, examples, told)
+        except _NoLabelError:
+            raise
+        except DataError as error:
+            left -= 1
+            if not left:
+                raise
+            files = source.files()
+            volume = sum(file.stat().st_size for file in files)
+            unread = Unread().and_(str(error), 0)
+            yield PartProfile(
+                source.name, source.format, len(files), volume, 0, (), None, (), unread
+            )
+
+
+class _NoLabelError(DataError):
+    """Asked for by name, and not there: no fault of the data."""
 
 
 def _look(
@@ -121,7 +145,7 @@ def _seen(
 
 def _check_label(source: Source, label: str | None, names: Sequence[str]) -> None:
     if label is not None and label not in names:
-        raise DataError(f"{source.paths[0]}: {unknown('label column', label, names)}")
+        raise _NoLabelError(f"{source.paths[0]}: {unknown('label column', label, names)}")
 
 
 def _label(columns: Sequence[ColumnProfile]) -> str | None:

@@ -72,7 +72,8 @@ def _part(part: PartProfile, profile: Profile) -> Iterator[Html]:
         yield section("Not read", el("ul", *(el("li", fault) for fault in faults)), note=head)
     if part.label is not None:
         yield section("Classes", _classes(part), note=f"of {part.label}")
-    yield section("Columns", _columns(part), note=f"{len(part.columns):,}")
+    if part.columns:
+        yield section("Columns", _columns(part), note=f"{len(part.columns):,}")
     if part.examples:
         note = "out of all, by chance"
         yield section("Examples", examples(part.examples), note=note)

@@ -22,12 +22,12 @@ class Unreadable(Exception):
         self.line = line
 
 
-def cut_files(source: Source, size: int, kind: str) -> Iterator[Block]:
-    """Blocks of files one after the other, of about this many bytes."""
+def cut_files(source: Source, size: int, kind: str, most: int | None = None) -> Iterator[Block]:
+    """Blocks of files one after the other, of about this many bytes and at `most` so many."""
     chosen: list[tuple[str, str | None]] = []
     volume, done = 0, 0
     for (name, weight, _), label in members(source.file, kind):
-        if chosen and volume + weight > size:
+        if chosen and (volume + weight > size or len(chosen) == most):
             yield _block(source, done, chosen)
             done, chosen, volume = done + len(chosen), [], 0
         chosen.append((name, label))

@@ -20,9 +20,12 @@ from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.files import Unreadable, cut_files, parse_files
 from echelon.data.prepare.parse.parsed import Parsed
 
+_MOST = 256
+"""Images of a block: a few bytes may be a large one, and all of a block are held at once."""
+
 
 def cut(source: Source, size: int) -> Iterator[Block]:
-    return cut_files(source, size, "images")
+    return cut_files(source, size, "images", _MOST)
 
 
 def count(block: Block) -> int:
