@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from echelon.core.errors import DataError, MissingExtra
 from echelon.data.prepare.inputs import Input, sources
@@ -138,6 +142,26 @@ def test_folders_and_parquet_behind_urls_are_read(memory: Any) -> None:
         pq.write_table(pa.table({"a": [1, 2]}), file)
     assert collect("memory://table/a.parquet").column("a") == [1, 2]
     assert collect("memory://table").column("a") == [1, 2]
+
+
+@pytest.mark.parametrize("inner", ["deep/*", "deep", "deep/a.csv.gz"])
+def test_files_in_an_archive_are_read_in_place(tmp_path: Path, inner: str) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("deep/a.csv.gz", gzip.compress(b"a,b\n1,2\n"))
+        if inner != "deep/a.csv.gz":
+            archive.writestr("deep/b.csv", "a,b\n3,4\n")
+    result = collect(f"zip://{inner}::{tmp_path}/all.zip")
+    assert result.rows == [{"a": 1, "b": 2}, {"a": 3, "b": 4}][: 1 + (inner != "deep/a.csv.gz")]
+    assert result.blocks[0].file == f"zip://deep/a.csv.gz::{tmp_path}/all.zip"
+
+
+def test_images_in_an_archive_have_the_classes_of_their_folders(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for label in ("cat", "dog"):
+            drawn = io.BytesIO()
+            Image.new("L", (4, 4)).save(drawn, "png")
+            archive.writestr(f"pets/{label}/1.png", drawn.getvalue())
+    assert collect(f"zip://pets::{tmp_path}/all.zip").column("label") == ["cat", "dog"]
 
 
 def test_a_local_url_is_a_path(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ class Content:
 
     def __init__(self, file: str) -> None:
         self._file = remote.open_binary(file)
-        self._pieces = unpacked(self._file, packing(file))
+        self._pieces = unpacked(self._file, packing(remote.named(file).name))
         self.data = b""
         self.ended = False
         self.damage: str | None = None

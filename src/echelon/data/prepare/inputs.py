@@ -104,7 +104,7 @@ def _sources(one: Input) -> Iterator[Source]:
         yield from _folder(one, path, format or _kind_of_files(files), files)
         return
     for name, size, stamp in _data_files(one, files, folder):
-        kind = format or format_of_name(Path(name))
+        kind = format or format_of_name(remote.named(name))
         if kind is None or kind not in OPTIONS:
             raise DataError(
                 f"{name}: its format cannot be told from its name; set format "
@@ -140,7 +140,9 @@ def members(
         files = remote.listed(path) if remote.is_remote(path) else _local(path)
     suffixes = IMAGES if kind == "images" else TEXTS
     chosen = [
-        file for file in files if file[0] == path or plain_name(Path(file[0])).endswith(suffixes)
+        file
+        for file in files
+        if file[0] == path or plain_name(remote.named(file[0])).endswith(suffixes)
     ]
     inner = [_inner(path, name) for name, _, _ in chosen]
     deep = [parts for parts in inner if len(parts) > 1]
@@ -156,16 +158,12 @@ def members(
 def _inner(folder: str, name: str) -> tuple[str, ...]:
     """The parts of a file's path below a folder."""
     if remote.is_remote(folder):
-        system, path = remote.filesystem(folder)
-        folder, name = path, system._strip_protocol(name)
+        return remote.below(folder, name)
     return Path(name).relative_to(folder).parts
 
 
 def _is_folder(path: str) -> bool:
-    if remote.is_remote(path):
-        system, inner = remote.filesystem(path)
-        return bool(system.isdir(inner))
-    return Path(path).is_dir()
+    return remote.is_folder(path) if remote.is_remote(path) else Path(path).is_dir()
 
 
 def _local(path: str) -> Iterator[Listed]:
@@ -191,7 +189,7 @@ def _nothing(path: str, folder: bool) -> str:
 
 def _kind_of_files(files: list[Listed]) -> str:
     """What a folder holds: a table in pieces before images before texts."""
-    names = [Path(name) for name, _, _ in files]
+    names = [remote.named(name) for name, _, _ in files]
     kinds = {format_of_name(name) for name in names}
     if kinds & (OPTIONS.keys() - {"text"}):
         return "tables"
@@ -202,11 +200,13 @@ def _kind_of_files(files: list[Listed]) -> str:
 def _data_files(one: Input, files: list[Listed], folder: bool) -> list[Listed]:
     """Of a folder only what has a format we know, and no labels that go with images."""
     if one.format == "auto" and folder:
-        files = [file for file in files if format_of_name(Path(file[0])) in OPTIONS]
+        files = [file for file in files if format_of_name(remote.named(file[0])) in OPTIONS]
         if not files:
             raise DataError(f"{one.path}: holds no file of a known format ({', '.join(FORMATS)})")
-    names = {Path(name).name for name, _, _ in files}
-    return [file for file in files if len(files) == 1 or not _labels(Path(file[0]).name, names)]
+    names = {remote.named(name).name for name, _, _ in files}
+    return [
+        file for file in files if len(files) == 1 or not _labels(remote.named(file[0]).name, names)
+    ]
 
 
 def _labels(name: str, names: set[str]) -> bool:

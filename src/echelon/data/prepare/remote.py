@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 from echelon.core.errors import DataError, MissingExtra
+
+_STAMPS = (
+    *("ETag", "etag", "md5", "checksum", "CRC"),
+    *("mtime", "LastModified", "modified", "created"),
+)
+
+_HELD: WeakKeyDictionary[IO[bytes], Any] = WeakKeyDictionary()
+"""What open files are read from: an archive closes itself when nobody knows it any more."""
 
 
 def is_remote(path: str) -> bool:
     return "://" in path
+
+
+def named(path: str) -> Path:
+    """What a name is told by: of `zip://inner.csv::outer.zip` that is `inner.csv`."""
+    return Path(path.partition("::")[0] if is_remote(path) else path)
 
 
 def local_path(path: str) -> str:
@@ -35,7 +49,9 @@ def open_binary(path: str) -> IO[bytes]:
     try:
         if is_remote(path):
             system, inner = filesystem(path)
-            return cast(IO[bytes], system.open(inner, "rb"))
+            file = cast(IO[bytes], system.open(inner, "rb"))
+            _HELD[file] = system
+            return file
         return Path(path).open("rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
@@ -46,9 +62,24 @@ def read_whole(path: str) -> bytes:
         return file.read()
 
 
+def is_folder(url: str) -> bool:
+    system, path = filesystem(url)
+    try:
+        return bool(system.isdir(path))
+    except OSError as error:
+        raise DataError(f"{url}: cannot be reached: {error}") from None
+
+
+def below(folder: str, url: str) -> tuple[str, ...]:
+    """The parts of a file's path below a folder's."""
+    system, path = filesystem(folder)
+    return Path(system._strip_protocol(url.partition("::")[0])).relative_to(path).parts
+
+
 def listed(url: str) -> list[tuple[str, int, str]]:
     """The files that a URL, a pattern or a folder stands for: URL, size, what tells of changes."""
     system, path = filesystem(url)
+    _, chain, rest = url.partition("::")  # `zip://inner::outer`: what the files lie in
     try:
         if system.isfile(path):
             names = [path]
@@ -59,11 +90,11 @@ def listed(url: str) -> list[tuple[str, int, str]]:
         found = [(system.unstrip_protocol(name), system.info(name)) for name in sorted(names)]
     except OSError as error:
         raise DataError(f"{url}: cannot be listed: {error}") from None
-    return [(name, int(about.get("size") or 0), _stamp(about)) for name, about in found]
+    return [
+        (f"{name}{chain}{rest}", int(about.get("size") or 0), _stamp(about))
+        for name, about in found
+    ]
 
 
 def _stamp(about: dict[str, Any]) -> str:
-    for key in ("ETag", "etag", "md5", "checksum", "mtime", "LastModified", "modified", "created"):
-        if about.get(key) is not None:
-            return str(about[key])
-    return ""
+    return next((str(about[key]) for key in _STAMPS if about.get(key) is not None), "")
