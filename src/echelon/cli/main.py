@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from echelon.cli import chaos, config, data, doctor, evaluate, join, predict, runs, train
 from echelon.cli.interrupt import stoppable
-from echelon.cluster.environment import calm_threads
+from echelon.cluster.environment import calm_threads, calm_warnings
 from echelon.core.errors import EchelonError, UserError
 from echelon.core.heap import keep_freed_memory
 
@@ -43,6 +43,7 @@ app.command("doctor")(doctor.doctor)
 def main() -> None:
     """Run a command; a fault that was meant becomes one line and an exit code."""
     calm_threads()
+    calm_warnings()
     keep_freed_memory()
     try:
         app()

@@ -24,6 +24,15 @@ def calm_threads() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
+def calm_warnings() -> None:
+    """Let torch's C++ parts tell errors alone; call before importing it.
+
+    What they warn of is what members of other hosts are used to: a host without a name, a
+    connection tried again. What comes of it is told by Echelon.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def stay_on_loopback() -> None:
     """Let gloo of this process listen on loopback alone, not on what the host's name means."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
