@@ -44,9 +44,13 @@ def test_members_cannot_share_one() -> None:
         take_gpu(job_from({"device": "cuda:1", "workers": 2}), 0)
 
 
-def test_without_gpus_there_is_nothing_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_there_is_nothing_to_take(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     take_gpu(job_from({}), 3)
+    assert taken == [0]
 
 
 def test_torchrun_says_who_shares_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,4 +37,6 @@ def test_an_error_of_ones_own_is_no_loss() -> None:
 
 
 def test_nobody_meets_where_nobody_was_lost() -> None:
-    gathering.gather(SimpleNamespace(gathering=False))  # type: ignore[arg-type]
+    here = SimpleNamespace(gathering=False)  # whoever meets needs more than that
+    gathering.gather(here)  # type: ignore[arg-type]
+    assert vars(here) == {"gathering": False}
