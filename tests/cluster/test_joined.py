@@ -144,6 +144,7 @@ def torchrun(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--log-dir", str(folder / "torchrun")),  # it leaves it behind
             *("--nproc-per-node=2", *options, str(script), *arguments),
         ],
         cwd=folder,

@@ -185,6 +185,7 @@ def test_a_users_mistake_is_one_line_however_many_make_it(tmp_path: Path) -> Non
 def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
     settings = [*PLAIN, "strategy=all_reduce", "--json", "-q"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun += ["--log-dir", str(tmp_path / "torchrun")]  # it leaves it behind
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, "-m", "echelon", "train", *settings],
         cwd=tmp_path,
