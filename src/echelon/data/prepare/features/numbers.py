@@ -57,16 +57,19 @@ def matrix(kind: str, block: Columns, names: Sequence[str]) -> Matrix:
     parts = [_numbers(kind, name, block[name]) for name in names]
     # Always a copy, for work in place; a column in one piece, because most of it is by column.
     out: Matrix = np.empty((len(parts[0]), sum(part.shape[1] for part in parts)), order="F")
-    np.concatenate(parts, 1, out=out, casting="unsafe")
-    out[np.isinf(out)] = np.nan
+    ends = np.cumsum([part.shape[1] for part in parts]).tolist()
+    for part, start, stop in zip(parts, [0, *ends], ends, strict=False):
+        here = out[:, start:stop]
+        here[:] = part
+        if part.dtype.kind == "f":
+            np.copyto(here, np.nan, where=np.isinf(here))
     return out
 
 
 def filled(values: Matrix, stand_in: NDArray[np.float64]) -> Matrix:
     """The same with a number for each column's missing values; changes `values`."""
-    missing = np.isnan(values)
-    if missing.any():
-        values[missing] = np.broadcast_to(stand_in, values.shape)[missing]
+    for column, number in zip(values.T, stand_in, strict=True):
+        np.copyto(column, number, where=np.isnan(column))
     return values
 
 
@@ -113,6 +116,8 @@ def _from_arrow(kind: str, name: str, values: Any) -> NDArray[Any]:
         return np.full(len(values), np.nan)
     if pa.types.is_temporal(form):
         values = _since(values)
+    if pa.types.is_integer(values.type) and not values.null_count:
+        return np.asarray(values.to_numpy())
     # Not safe: whole numbers beyond 2⁵³ are rounded.
     return np.asarray(pc.cast(values, pa.float64(), safe=False).fill_null(np.nan).to_numpy())
 
