@@ -3,6 +3,7 @@
 a shard ends                   ─▶ another process at its address, empty; trainers see to the rest
 a shard ends that has a twin   ─▶ SIGUSR1: the twin takes its place ─▶ a new twin
 a twin ends                    ─▶ a new twin, which the shard brings up to date
+one is stopped (SIGSTOP)       ─▶ after 1.25 s it is ended, and all is as above
 
 The listening sockets belong to the supervisor: whoever reaches out meanwhile waits in their queue.
 """
@@ -26,6 +27,7 @@ import torch
 from echelon.cluster import signals
 from echelon.cluster.child import die_with, only
 from echelon.cluster.listening import BACKLOG, listening
+from echelon.comm.channel.life import STOPPED, is_stopped
 from echelon.comm.servers.address import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
@@ -48,6 +50,8 @@ class Seat:
     pid: int = 0
     handle: int = -1
     """Its pidfd: readable once it has ended."""
+    stopped: float | None = None
+    """Since when it is known to stand still."""
 
     def __str__(self) -> str:
         return f"the twin of server {self.shard}" if self.twin else f"server {self.shard}"
@@ -126,6 +130,20 @@ class Fleet:
             spare.signal(PROMOTE)
         self._fork(berth, seat)
         self._write()
+        return said
+
+    def end_frozen(self) -> list[str]:
+        """Whoever stands still for long is ended, as it holds all others up: says who was."""
+        now, said = time.monotonic(), []
+        for seat in self.seats:
+            if not is_stopped(seat.pid):
+                seat.stopped = None
+            elif seat.stopped is None:
+                seat.stopped = now
+            elif now - seat.stopped > STOPPED:
+                seat.stopped = None
+                seat.signal(signal.SIGKILL)
+                said.append(f"{seat} stood still for {STOPPED:g} s: it is ended")
         return said
 
     def signal(self, number: int) -> None:

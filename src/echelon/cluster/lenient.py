@@ -28,6 +28,8 @@ _LINGER_SECONDS = 2.0
 _NEWS_SECONDS = 15.0
 """For all to hear of the run's end, once one of them has."""
 _HEARD_SECONDS = 0.5
+_LOOK_SECONDS = 0.25
+"""Between two looks at whether a server stands still."""
 
 
 class LenientSupervisor(Supervisor):
@@ -72,6 +74,17 @@ class LenientSupervisor(Supervisor):
         self._register(self._keeper.handle, self._replace)
         for seat in self._fleet.seats if self._fleet else ():
             self._register(seat.handle, self._replace_server, seat)
+
+    def _patience(self) -> float | None:
+        patience = super()._patience()
+        if self._fleet is None:
+            return patience
+        return _LOOK_SECONDS if patience is None else min(patience, _LOOK_SECONDS)
+
+    def _act(self) -> bool:
+        for said in self._fleet.end_frozen() if self._fleet else ():
+            warn(said)
+        return super()._act()
 
     def _replace_server(self, seat: Seat) -> None:
         assert self._fleet is not None

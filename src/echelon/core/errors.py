@@ -56,6 +56,9 @@ class TrainingError(EchelonError):
 class NonFiniteError(TrainingError):
     """A loss or a gradient is not finite; names the layer and the step."""
 
+    asked: int = 0
+    """What all were asked for meanwhile, as `Update.asked` has it."""
+
 
 class PeerError(TrainingError):
     """Another member is gone or does not answer: never the cause, always the consequence."""

@@ -60,11 +60,19 @@ def _meet_again(run: Run) -> None:
     else:
         start_over(run, mine if mine.version <= healing.recorded else Holding())
     run.newcomer = False
+    _agree_on_the_end(run)
     run.met_again()
     run.lead()
     if run.comm.index == 0 and not came:
         _tell(run, before, time.perf_counter() - began)
     run.missed, run.arrivals = None, False
+
+
+def _agree_on_the_end(run: Run) -> None:
+    """Whoever came, or was brought up to date, has not heard that all are to stop."""
+    said = run.fellows.told([run.interrupted, run.timed_out])
+    interrupted, timed_out = (next(filter(None, why), None) for why in zip(*said, strict=True))
+    run.interrupted, run.timed_out = interrupted, timed_out
 
 
 def _rejoin(run: Run, healing: Healing) -> None:

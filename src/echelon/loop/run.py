@@ -228,6 +228,8 @@ class Run:
                 self._saved_at = self.version
                 if first and (self.writer.saved != self.version or not self.version):
                     (self.writer.save_now if last else self.writer.save)(self.version, cut)
+                if self.strategy.apart:  # whoever goes on pushes: not before the cut is taken
+                    self.fellows.barrier()
             elif first and last:
                 self.writer.finish(self.version)
         self.tell()

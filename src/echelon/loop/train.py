@@ -86,8 +86,12 @@ def _pass(run: Run, epoch: int) -> str | None:
                     done = update(lease)
                 except NonFiniteError as error:
                     skip_or_raise(run, lease, error)
+                    if error.asked:
+                        run.heed(error.asked)
                     if not strategy.apart and (reason := run.over()):
                         return reason
+                    if run.heard:
+                        return None
                     continue
                 if done.asked:
                     run.heed(done.asked)

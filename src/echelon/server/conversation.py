@@ -175,6 +175,8 @@ class Conversation:
                 return {"records": role.gate.records(recorded)}
             case {"name": "observe", "schedule": dict(schedule)}:
                 role.gate.observe(schedule)
+            case {"name": "uploaded", "incarnation": int(incarnation)}:
+                role.uploaded(incarnation)
             case {"name": "rest"}:
                 role.gate.rest(self.member)
             case {"name": "leave_out", "lease": [int(epoch), int(start), int(stop)]}:

@@ -58,7 +58,7 @@ class Desk:
         self._measures = False
         self.mirror: Mirror | None = None
         self._waking = threading.Event()
-        shard.measure = self._measure
+        shard.measure, shard.gave_up = self._measure, self._hang_up
 
     # Trainers.
 
@@ -153,6 +153,7 @@ class Desk:
             self.gate.load_state_dict(state)
             self._log.begin(self._shard.incarnation, self._shard.number, past)
             self._scales |= scales
+            self._measures = any(entry.measured for entry in entries)
             for entry in entries:  # whom to answer is found out when they ask again
                 self._add(entry._replace(gives=()))
 
@@ -203,14 +204,20 @@ class Desk:
             self._changed.wait_for(
                 lambda: len(held) > others or self._log.peers < others, self._settings.deadline
             )
-            found = self._squares.pop(entry.number, {})
-            if len(found) <= others:
+            if len(held) <= others:  # those that are there are said once only
                 raise Abandoned(f"entry {entry.number} lacks the squares of other shards")
-            scale = entry.scale_of(sum(found.values()))
+            del self._squares[entry.number]
+            scale = entry.scale_of(sum(held.values()))
             self._scales[entry.number] = scale
             self._scales.pop(entry.number - _KEPT, None)
             self._log.tell(entry.number, scale)
             return scale
+
+    def _hang_up(self) -> None:
+        """Other shards may be waiting for what will not come any more."""
+        with self._changed:
+            self._squares.clear()
+            self._log.hang_up()
 
     # Decisions.
 

@@ -26,7 +26,7 @@ class Examiner:
         lease, age = push.lease, version - push.based_on
         if applied.was(member, push.seq) is not None:
             return "done", 0, "it is sent again"
-        if age < 0 or not push.makes_sense or not applied.makes_sense(lease):
+        if age < 0 or not self._makes_sense(push) or not applied.makes_sense(lease):
             return "void", 0, f"a push of {lease}, based on {push.based_on} at version {version}"
         done = applied.done(lease)
         if done and done == lease.size:
@@ -40,6 +40,12 @@ class Examiner:
         if not self._terms.together and (reason := self.fault([(member, push)])):
             return "refused", age, reason
         return None
+
+    def _makes_sense(self, push: Push) -> bool:
+        """All of it comes from a peer."""
+        head = push.head
+        known = all(at < self._parameters for at in head.missing) if self._parameters else True
+        return push.makes_sense and known and not head.square < 0
 
     def _overlap(self, member: int, lease: Lease, roll: Roll, applied: Applied) -> str | None:
         """Samples that are applied already, or about to be: none may count twice."""

@@ -157,6 +157,7 @@ class Gate:
                 "roll": self._roll.state_dict(),
                 "asks": self._asks.state_dict(),
                 "debts": self._debts.state_dict(),
+                "merits": self._merits.state_dict() if self._merits else None,
             },
         }
 
@@ -176,6 +177,8 @@ class Gate:
             self._roll = Roll.of(pending["roll"])
             self._asks.load_state_dict(pending["asks"])
             self._debts.load_state_dict(pending["debts"])
+            if self._merits and pending["merits"]:
+                self._merits.load_state_dict(pending["merits"])
 
     # How decisions are made.
 

@@ -63,6 +63,12 @@ class Log:
         if self._peers.get(shard) is connection:
             del self._peers[shard]
 
+    def hang_up(self) -> None:
+        """Say nothing more to anybody."""
+        for connection in self._peers.values():
+            connection.close()
+        self._peers.clear()
+
     def _send(self, shard: int, connection: Connection, entry: Entry) -> None:
         fields = entry.to_json() | {"incarnation": self.incarnation}
         if not _try(connection, Kind.ENTRY, fields):

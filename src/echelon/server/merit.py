@@ -11,7 +11,7 @@ can be told, and all stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -78,6 +78,20 @@ class Merits:
         """Count it, and say why."""
         self._rejected[member] = self._rejected.get(member, 0) + 1
         return f"updates of member {member} do harm: their merit is {self._means[member].value:.2f}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a gate that takes over."""
+        means = [[member, mean.value, mean.count] for member, mean in self._means.items()]
+        return {
+            "means": means,
+            "out": sorted(self._out),
+            "rejected": [list(counted) for counted in self._rejected.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._means = {member: _Mean(value, count) for member, value, count in state["means"]}
+        self._out = set(state["out"])
+        self._rejected = dict(state["rejected"])
 
     def figures(self) -> dict[int, dict[str, float]]:
         return {

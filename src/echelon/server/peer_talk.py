@@ -33,9 +33,9 @@ class PeerTalk:
             } if 0 < index < self._shard.count:
                 self._index = index
                 pushes = [(int(member), int(seq)) for member, seq in staged]
-                self._desk.greet(index, self._connection, number, incarnation, pushes)
                 for entry, square in squares:
                     self._desk.squares(index, int(entry), float(square))
+                self._desk.greet(index, self._connection, number, incarnation, pushes)
             case Kind.STAGED, {"member": int(member), "seq": int(seq)} if self._index > 0:
                 self._desk.staged(self._index, member, seq)
             case Kind.SQUARES, {"number": int(number), "square": int() | float() as square} if (

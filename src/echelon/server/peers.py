@@ -95,7 +95,9 @@ class GateLink:
             raise PeerError(f"the gate sent a frame of kind {frame.kind}")
         fields = frame.fields()
         if fields.pop("incarnation", None) == self._shard.incarnation:
-            self._shard.add(Entry.from_json(fields))
+            entry = Entry.from_json(fields)
+            if entry.number > self._shard.heard:  # a gate that takes over tells some again
+                self._shard.add(entry)
 
     def _measure(self, entry: Entry, square: float) -> float:
         """In this link's own thread, so that it has to listen itself."""
@@ -104,7 +106,7 @@ class GateLink:
             raise PeerError("the gate is lost")
         self._squares.append((entry.number, square))
         connection.send(Kind.SQUARES, {"number": entry.number, "square": square})
-        while (frame := connection.receive()) is not None:
+        while (frame := connection.receive(self._settings.deadline)) is not None:
             if frame.kind == Kind.FACTOR:
                 fields = frame.fields()
                 if fields.get("number") == entry.number:

@@ -58,6 +58,8 @@ class Role:
         """It is to end, or to take its shard's place."""
         self._mirror = Mirror(self.shard, settings.deadline)
         self.shard.mirror = self._mirror
+        self._uploading = 0
+        """The incarnation that an upload will have."""
         self._threads: set[threading.Thread] = set()
         self._connections: set[Connection] = set()
         self._desk = Desk(self.shard, settings) if settings.shard == 0 else None
@@ -133,9 +135,18 @@ class Role:
             self._desk.prepare(holding.rules, len(holding.layout.slots))
 
     def load(self, part: Part, incarnation: int, state: dict[str, Any]) -> None:
-        self.shard.load(part, incarnation, int(state.get("version", 0)), self._lend)
+        """All but the rows of tables."""
+        self._uploading = 0
+        self.shard.load(part, 0, int(state.get("version", 0)), self._lend)
         if self._desk is not None:
             self._desk.load(state, incarnation)
+        self._uploading = incarnation
+
+    def uploaded(self, incarnation: int) -> None:
+        """All of an upload is here: from now on it counts."""
+        if incarnation != self._uploading:
+            raise PeerError("an upload is said to be whole that another one has replaced")
+        self.shard.incarnation = incarnation
         if self._link is not None:
             self._link.greet()
         self._mirror.refresh()

@@ -59,7 +59,11 @@ class Shard:
         self.index, self.count = index, count
         self.order = Order(self._carry_out, self._may)
         self.incarnation = self.version = self.number = 0
+        self.heard = 0
+        """Number of the last entry that was added; `number`: that was carried out."""
         self.measure: Measure | None = None
+        self.gave_up: Callable[[], None] = lambda: None
+        """Called when nothing can come of these weights any more."""
         self.mirror: Reflection = Reflection()
         self.seconds = self.waited = 0.0
         """Spent applying; spent waiting for the scale of a clipped update."""
@@ -116,12 +120,13 @@ class Shard:
             self.tables.clear()
             self._staged.clear()
             self.incarnation, self.version, self.number = incarnation, version, 0
-            self._anew = 0
+            self._anew = self.heard = 0
 
     def add(self, entry: Entry) -> None:
         """The next one, as the gate says; `order.work` has to follow."""
         if entry.anew:
             self._anew = entry.number
+        self.heard = entry.number
         self.order.add(entry)
 
     def sit(self, member: int, seat: Seat) -> None:
@@ -187,13 +192,17 @@ class Shard:
         self.incarnation = 0
         for seat in list(self._seats.values()):
             seat.hang_up()
+        self.gave_up()
 
     def repeat(self, entry: Entry, total: Sequence[Tensor], scale: float, rows: Sums) -> None:
         """What the shard did whose twin this is."""
         if entry.pushes:
+            begin = time.perf_counter()
             for _ in self._chunks(entry, [total], scale, ()):
                 continue
             self.tables.repeat(entry, rows, scale if entry.measured else entry.scale)
+            self.seconds += time.perf_counter() - begin
+            self.rounds += 1
         self.version, self.number = entry.version, entry.number
 
     def _apply(self, entry: Entry, receivers: Sequence[Seat]) -> Callable[[], None]:

@@ -25,7 +25,8 @@ TENSORS = {"model", "optimizer"}
 def hand_out(
     links: Sequence[Link], partition: Partition, state: Mapping[str, Any], incarnation: int
 ) -> None:
-    """Give every shard its part. They are of one incarnation only once all have theirs."""
+    """Give every shard its part. They are of that incarnation once they are told that it is whole:
+    rows of tables may follow."""
     rest = {key: value for key, value in state.items() if key not in TENSORS}
     for link, part in zip(links, divide(partition, state), strict=True):
         document = {"part": part.head(), "incarnation": incarnation, "gate": rest}

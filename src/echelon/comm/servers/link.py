@@ -55,7 +55,7 @@ class Link:
         self._early: dict[int, Sequence[Tensor]] = {}
         """Where answers belong that come while others are waited for."""
         self.pushed = self.pulled = 0
-        """Bytes."""
+        """Bytes that were sent; nothing is through memory."""
 
     def __str__(self) -> str:
         return f"{self._connection.peer} (pid {self._connection.card.pid})"

@@ -158,7 +158,8 @@ def unpack_push(head: bytes) -> PushHead:
     generation, *lease, based_on, square, finite, values, gaps, chunks = _PUSH.unpack_from(head)
     middle = _PUSH.size + 8 * values
     rest = middle + 4 * gaps
-    if values > MOST_IN_ROW or chunks > MOST_CHUNKS or len(head) != rest + chunks * _CHUNK.size:
+    few = values <= MOST_IN_ROW and gaps <= MOST_MISSING and chunks <= MOST_CHUNKS
+    if not few or len(head) != rest + chunks * _CHUNK.size:
         raise PeerError(f"a push's head of {len(head)} bytes with {values} values, {chunks} chunks")
     return PushHead(
         generation,

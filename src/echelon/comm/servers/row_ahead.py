@@ -120,7 +120,6 @@ class RowsAhead:
         theirs.copy_(ids)
         question = pack_rows(head._replace(shared=True, place=place))
         number = link.begin_early(Kind.ROWS, question, [], [], what)
-        link.pulled += rows.nbytes
         return _Part(link, number, rows)
 
     def _renewed(self, part: _Part, what: str) -> bool:

@@ -183,9 +183,9 @@ class RemoteTables:
         rows = torch.empty(size, self.specs[at].width) if shared is None else shared
         if size:
             link.answer(what)
-            link.pulled += rows.nbytes
             if shared is None:
                 link.take([rows], what)
+                link.pulled += rows.nbytes
         return rows
 
     def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
@@ -212,7 +212,6 @@ class RemoteTables:
             what = "gradients of rows"
             link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
             sums.copy_(parts[1])  # nobody looks at them before the push; at the ids they do
-            link.pushed += sum(part.nbytes for part in (ids, sums, *counts))
             place += room_for(shape)
 
 

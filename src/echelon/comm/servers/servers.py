@@ -91,6 +91,8 @@ class Servers:
         self._incarnation = incarnation = secrets.randbits(62) + 1
         hand_out(self._links, self._plan.partition, state, incarnation)
         self.tables.upload()
+        for link in self._links:  # one that is broken off before counts for nothing
+            link.call("uploaded", incarnation=incarnation)
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
         """Take part in a generation; pushes of older ones are void from here on."""
@@ -232,10 +234,17 @@ class Servers:
     def _ask(self, request: Request) -> None:
         self._request = request
         for at in reversed(range(len(self._links))):  # the gate last: it waits for word of others
-            try:
-                request.send(self._links[at])
-            except LostShard as lost:
-                self._replace(lost)
+            while not self._sent(request, at):
+                continue
+
+    def _sent(self, request: Request, at: int) -> bool:
+        """Whether this shard has it; another one may be lost meanwhile."""
+        try:
+            request.send(self._links[at])
+        except LostShard as lost:
+            self._replace(lost)  # who is told itself
+            return lost.shard == at
+        return True
 
     def _answer(self, request: Request) -> Outcome:
         while True:
@@ -255,7 +264,7 @@ class Servers:
         deadline = time.monotonic() + self._terms.deadline
         while True:
             try:
-                self._links[shard].close()
+                self._drop(self._links[shard])
                 self._links[shard] = self._again(shard)
                 break
             except LostShard as again:
@@ -287,12 +296,17 @@ class Servers:
         for link in self._links:
             link.check(what)
 
+    def _drop(self, link: Link) -> None:
+        """Its bytes count all the same, once."""
+        self._tally.pushed += link.pushed
+        self._tally.pulled += link.pulled
+        link.pushed = link.pulled = 0
+        link.close()
+
     def _close_links(self) -> None:
         links, self._links = self._links, []
         for link in links:
-            self._tally.pushed += link.pushed
-            self._tally.pulled += link.pulled
-            link.close()
+            self._drop(link)
         if self._rooms is not None:
             self._rooms.close()
             self._rooms = None

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from echelon.comm.servers.outcome import Outcome
-from echelon.core.errors import PeerError, TaskError, TrainingError
+from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
 from echelon.core.protocols import Inspector
 from echelon.core.types import Ask, Batch, Lease, Stats, Update
 from echelon.data.sources import as_source
@@ -145,7 +145,11 @@ class ParameterServer(Connected):
             self._clear()
             return Update(False, self.version, asked=outcome.asked)
         self._show_gradients(1.0)
-        refused = self._refuse(Met(filled.row[2], filled.row[1], finite=False))
+        try:
+            refused = self._refuse(Met(filled.row[2], filled.row[1], finite=False))
+        except NonFiniteError as error:
+            error.asked = outcome.asked
+            raise
         self._bind()
         return refused._replace(asked=outcome.asked)
 
