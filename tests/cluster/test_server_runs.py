@@ -126,6 +126,48 @@ def test_trainers_apart_that_know_of_different_versions_do_the_same_after_a_loss
     proved(tmp_path)
 
 
+# What is fetched for a cut takes longer than others' next updates.
+FETCHED = """
+from echelon.strategy.parameter_server.connected import Connected
+
+def fetched(self, fetch=Connected._optimizer_state):
+    if self._comm.index == 0:
+        time.sleep(0.1)
+        with open("cuts", "a") as file:
+            print(self.version, self._here.state()["version"], file=file)
+    return fetch(self)
+
+Connected._optimizer_state = fetched
+"""
+
+
+def test_a_cut_of_trainers_apart_is_of_one_version(tmp_path: Path) -> None:
+    settings = [*MODES["asynchronous"], "parameter_server.servers=2", "checkpoint.every=10"]
+    with running(tmp_path, SERVED, *settings, workers=3, forward=FORWARD + FETCHED) as run:
+        run.go()
+        run.end(0)
+    cuts = [line.split() for line in (tmp_path / "cuts").read_text().splitlines()]
+    assert len(cuts) > 5
+    assert all(weights == optimizer for weights, optimizer in cuts), cuts
+    proved(tmp_path)
+
+
+def test_a_server_that_stands_still_is_replaced_by_its_twin(tmp_path: Path) -> None:
+    with running(tmp_path, SERVED, "parameter_server.replicas=1", *ENDLESS, workers=2) as run:
+        run.go()
+        run.reach(5)
+        frozen = server(run, 0)
+        os.kill(frozen, signal.SIGSTOP)
+        wait_for(lambda: server(run, 0) != frozen, run.command)
+        before = max(entry["last"] for entry in run.said("committed"))
+        run.reach(before + 50)
+        _, errors = run.stop()
+    assert "server 0 stood still for 1.25 s: it is ended" in errors
+    assert "its twin takes over" in errors
+    assert not run.said("rolled_back")
+    proved(tmp_path)
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 @pytest.mark.parametrize("mode", ["together", "apart"])
 def test_a_lost_server_takes_the_run_back_to_its_checkpoint(

@@ -40,3 +40,11 @@ def test_nobody_meets_where_nobody_was_lost() -> None:
     here = SimpleNamespace(gathering=False)  # whoever meets needs more than that
     gathering.gather(here)  # type: ignore[arg-type]
     assert vars(here) == {"gathering": False}
+
+
+def test_a_newcomer_hears_that_all_are_to_stop() -> None:
+    told = [[None, None], ["stopped by SIGINT", None], [None, "2 minutes are over"]]
+    here = SimpleNamespace(interrupted=None, timed_out=None)
+    here.fellows = SimpleNamespace(told=lambda mine: [mine, *told])
+    gathering._agree_on_the_end(here)  # type: ignore[arg-type]
+    assert (here.interrupted, here.timed_out) == ("stopped by SIGINT", "2 minutes are over")

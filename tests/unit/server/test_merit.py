@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -170,6 +171,19 @@ def test_whose_merit_is_a_small_part_of_the_others_is_out_until_it_is_like_their
     for _ in range(3):
         merits.note(2, 0.5, members)
     assert merits.weight(2, members) == 1.0
+
+
+def test_a_gate_that_takes_over_knows_whose_updates_do_harm() -> None:
+    crew = Crew({**APART, "merit": "reject"}, as_it_is, broken=1)
+    crew.accuracy(60)
+    before = crew.gate.figures()
+    assert before["1"]["rejected"] > 0
+    state = json.loads(json.dumps(crew.gate.state_dict()))
+    crew.gate._merits = Merits("reject")
+    crew.gate.load_state_dict(state)
+    after = crew.gate.figures()
+    assert [after[member]["merit"] for member in after] == [before[m]["merit"] for m in before]
+    assert after["1"]["rejected"] == before["1"]["rejected"]
 
 
 def test_where_nobody_has_merit_nobody_is_to_blame() -> None:

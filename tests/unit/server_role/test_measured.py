@@ -78,9 +78,10 @@ def test_without_a_twin_all_can_begin_again_at_once(victim: int) -> None:
     def body(servers: Servers, member: int) -> Any:
         job = Job(servers, member, ADAM, clip=CLIP)
         begin(job, TRAINERS)
+        for step in range(LOST_AT - 1):
+            job.step(step)
         with pytest.raises(PeerError):
-            for step in range(STEPS):
-                job.step(step)
+            job.step(LOST_AT)
         Path(f"{member}-lost").touch()
         await_files("0-lost", "1-lost", "started")
         began = time.monotonic()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
+from echelon.core.errors import PeerError
 from echelon.core.rows import RowRule, RowSpec
 from echelon.optim.rows import RowGradients, Rows, merged
 
@@ -101,6 +102,52 @@ def test_a_twin_has_all_rows(shards: int) -> None:
                 replaced(held, shard)
 
         check(held.run(TRAINERS, body, besides=besides), divisor_of())
+
+
+def test_a_twin_has_the_rows_of_an_upload() -> None:
+    ids = torch.arange(10)
+
+    def body(servers: Servers, member: int) -> Any:
+        job = job_of(servers, member, replicas=1)
+        job.begin(1, [0])
+        rows = servers.tables.store(0)
+        for step in range(3):
+            rows.push(ids, torch.ones(10, SPECS[0].width))
+            job.step(step)
+        cut, before = rows.state(), rows.pull(ids).clone()
+        rows.load({name: value.clone() for name, value in cut.items()})
+        job.upload()  # as after a resume: whatever there was is gone
+        servers.enter(2, [0])
+        servers.pull()
+        Path("uploaded").touch()
+        while not Path("replaced").exists():
+            time.sleep(0.001)
+        return float((rows.pull(ids) - before).abs().max())
+
+    with fleet(1, replicas=1) as held:
+
+        def besides() -> None:
+            while not Path("uploaded").exists():
+                time.sleep(0.001)
+            replaced(held, 0)
+            Path("replaced").touch()
+
+        assert held.run(1, body, besides=besides) == [0.0]
+
+
+def test_an_upload_that_is_broken_off_before_its_rows_counts_for_nothing() -> None:
+    def body(servers: Servers, member: int) -> Any:
+        servers.tables = RemoteTables(SPECS)
+        job = Job(servers, member, tables=[spec.model_dump(mode="json") for spec in SPECS])
+        assert servers.set_up(job.layout, job.rules)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteTables, "upload", lambda _: (_ for _ in ()).throw(PeerError("x")))
+            with pytest.raises(PeerError):
+                job.upload()
+        return servers.set_up(job.layout, job.rules)
+
+    with fleet(2) as held:
+        assert held.run(1, body) == [True]
 
 
 def test_a_trainer_that_leaves_in_mid_push_leaves_no_rows() -> None:

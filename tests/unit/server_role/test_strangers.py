@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.unit.server_role.model import Job
 from echelon.comm.channel import Connection, connect
 from echelon.comm.servers import documents
 from echelon.comm.servers.messages import Chunk, Kind, PushHead, pack_chunk, pack_push
+from echelon.comm.servers.servers import Servers
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 
@@ -131,3 +133,14 @@ def test_answers_of_a_shard_that_make_no_sense_lose_it() -> None:
     assert Outcome.unpack(good.pack()) == good
     with pytest.raises(PeerError, match="makes no sense"):
         Outcome.unpack(b"\xff" + good.pack()[1:])
+
+
+@pytest.mark.parametrize("senseless", [{"missing": [1_000_000]}, {"square": -1.0}])
+def test_a_push_whose_numbers_make_no_sense_is_void(senseless: dict[str, Any]) -> None:
+    def body(servers: Servers, member: int) -> Any:
+        job = Job(servers, member, clip={"norm": 1.0})
+        job.begin(1, [0])
+        return [job.step(0, **senseless).kind, job.step(1).kind]
+
+    with fleet(1) as held:
+        assert held.run(1, body) == [["void", "applied"]]

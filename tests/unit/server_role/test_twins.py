@@ -11,6 +11,7 @@ import pytest
 from tests.unit.server_role.fleet import Fleet, fleet
 from tests.unit.server_role.model import Alone, Job, close
 
+from echelon.comm.servers.sender import Sender
 from echelon.comm.servers.servers import Servers
 from echelon.core.config import OptimizerSection
 
@@ -94,3 +95,42 @@ def test_weights_are_those_of_an_undisturbed_run(
     for step in range(STEPS):
         alone.step([(step, 0), (step, 1)])
     assert close(calm[0]["weights"], alone.weights())
+
+
+def test_a_push_reaches_all_when_one_is_replaced_while_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush, began = Sender.flush, [0.0]
+
+    def slowly(self: Sender, seconds: float) -> bool:
+        """To one of the servers, as a large push over a slow network."""
+        if self._thread.name != "echelon-push-1" or not Path("slow").exists():
+            return flush(self, seconds)
+        began[0] = began[0] or time.monotonic()
+        Path("sending").touch()
+        if time.monotonic() > began[0] + 1.5:
+            return flush(self, seconds)
+        time.sleep(seconds)
+        return False
+
+    monkeypatch.setattr(Sender, "flush", slowly)
+
+    def body(servers: Servers, member: int) -> Any:
+        job = Job(servers, member, ADAM, ((1500, 1500), (50,), (1500, 1000)), replicas=1)
+        begin(job, 1)
+        found = []
+        for step in range(4):
+            if step == 2:
+                Path("slow").touch()
+            found.append(job.step(step, early=True).kind)
+        return found
+
+    with fleet(2, replicas=1) as held:
+
+        def besides() -> None:
+            await_files("sending")
+            time.sleep(0.3)
+            replaced(held, 0)
+
+        [found] = held.run(1, body, plane="tcp", besides=besides, within=15)
+    assert set(found) <= {"applied", "done"}
