@@ -3,6 +3,8 @@
 the servers are ahead    an update was made of which nobody heard: its samples are consumed
 the servers lost a part  all go back to the last checkpoint, and bring its state to the servers
 the record is ahead      they went back, and whoever was to say so was lost before it was heard
+the record is behind     whoever knew what the last updates were made of was lost before it was
+                         heard, and all go back to the last checkpoint
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from echelon.loop.run import Run
 _JUDGED = {"gate_merit": "merit", "gate_rejected": "rejected"}
 """What the gate knows of a trainer, and the trainer does not."""
 _WHY = "a server was lost, and a part of the state with it"
+_UNKNOWN = "whoever knew the samples of the last updates was lost"
 
 
 def follow(run: Run, recorded: int) -> None:
@@ -26,8 +29,10 @@ def follow(run: Run, recorded: int) -> None:
     the version that the journal knows of."""
     servers = cast(RemoteStrategy, run.strategy)
     version = -1 if servers.lacks_state else servers.pull()
-    if run.fellows.sum(int(version < run.version)):  # one may have gone back, another not yet
-        _go_back(run)
+    unknown = not servers.apart and not _all_known(servers, run.version, version)
+    # One may have gone back, another not yet.
+    if run.fellows.sum(int(version < run.version or unknown)):
+        _go_back(run, _UNKNOWN if unknown else _WHY)
         version = servers.pull()
     elif version < recorded:
         run.comm.rolled_back(version, _WHY)
@@ -37,6 +42,14 @@ def follow(run: Run, recorded: int) -> None:
     for epoch, start, stop, version, _ in servers.unheard(run.version):
         run.ledger.take_in(Lease(epoch, start, stop), version)
         run.version = version
+
+
+def _all_known(servers: RemoteStrategy, heard: int, version: int) -> bool:
+    """Whether the servers still know what all updates after `heard` were made of."""
+    if version <= heard:
+        return True
+    found = {record[3] for record in servers.unheard(heard) if record[4] >= 0}
+    return found.issuperset(range(heard + 1, version + 1))
 
 
 def count_up(run: Run) -> None:
@@ -55,7 +68,7 @@ def count_up(run: Run) -> None:
     run.nodes = {"trainers": {str(at): one for at, one in enumerate(trainers)}, "servers": servers}
 
 
-def _go_back(run: Run) -> None:
+def _go_back(run: Run, why: str) -> None:
     """The first one reads the last checkpoint, and all go on from there."""
     before, first = run.version, run.comm.index == 0
     everybody = cast(Group, run.comm).collective()
@@ -68,6 +81,6 @@ def _go_back(run: Run) -> None:
     else:
         run.newcomer = True  # until all of it is here
         run.load(heal.receive(everybody), healed=True)
-    run.comm.rolled_back(run.version, _WHY)
+    run.comm.rolled_back(run.version, why)
     if first:
-        run.notice(f"{_WHY}: went back from step {before} to the checkpoint of step {run.version}")
+        run.notice(f"{why}: went back from step {before} to the checkpoint of step {run.version}")
