@@ -61,6 +61,18 @@ def test_a_file_is_known_by_its_stamp(folder: Path) -> None:
     assert before != sources([Input(path=str(folder / "a.csv"))])
 
 
+def test_images_of_idx_are_known_by_the_stamp_of_their_labels_too(tmp_path: Path) -> None:
+    images = tmp_path / "t-images-idx3-ubyte"
+    labels = tmp_path / "t-labels-idx1-ubyte"
+    images.touch()
+    stamps = []
+    for content in (b"one", b"another"):
+        stamps.append(sources([Input(path=str(images), format="idx")])[0].stamp)
+        labels.write_bytes(content)
+    stamps.append(sources([Input(path=str(images), format="idx")])[0].stamp)
+    assert len(set(stamps)) == 3, "without labels, with some, with others"
+
+
 def test_a_folder_of_records_is_known_by_the_stamps_of_all(tmp_path: Path) -> None:
     for label in "ab":
         (tmp_path / label).mkdir()

@@ -17,6 +17,7 @@ from echelon.data.prepare import remote
 from echelon.data.readers.delimited import MISSING
 from echelon.data.readers.detect import format_of_name
 from echelon.data.readers.documents import SUFFIXES as TEXTS
+from echelon.data.readers.idx import labels_beside
 from echelon.data.readers.images import SUFFIXES as IMAGES
 from echelon.data.readers.stream import plain_name
 
@@ -111,6 +112,8 @@ def _sources(one: Input) -> Iterator[Source]:
                 f"(choices: {', '.join(FORMATS)})"
             )
         _known(one, kind)
+        if kind == "idx":
+            stamp += _labels_stamp(name)
         whole = kind == "text" and one.per == "file"
         yield Source(name, "documents" if whole else kind, one, size, stamp)
 
@@ -178,6 +181,15 @@ def _local(path: str) -> Iterator[Listed]:
         if name.is_file() and not name.name.startswith("."):
             about = name.stat()
             yield str(name), about.st_size, str(about.st_mtime_ns)
+
+
+def _labels_stamp(images: str) -> str:
+    """Of the labels that are read along with images: they are no source of their own."""
+    labels = None if remote.is_remote(images) else labels_beside(Path(images))
+    if labels is None:
+        return ""
+    about = labels.stat()
+    return f" {labels.name} {about.st_size} {about.st_mtime_ns}"
 
 
 def _nothing(path: str, folder: bool) -> str:
