@@ -126,3 +126,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(values: dict[str, Any]) -> Non
     write = {"write": {"folder": f"{values['read']}/x/y"}}
     with pytest.raises(DataError, match=r"raw\.csv/x/\.y\.work: Not a directory"):
         prepare(values | write, workers=1)
+
+
+def test_another_model_in_the_same_folder_begins_anew(values: dict[str, Any]) -> None:
+    Path("model").mkdir()
+    weights = Path("model/model.safetensors")
+    feature = {"kind": "sentences", "from": "label", "to": "x", "model": "model"}
+    recipe = recipe_from(values | {"features": [feature]})
+    digests = []
+    for content in (b"one", b"another"):
+        weights.write_bytes(content)
+        digests.append(preparing._digest(recipe, sources(recipe.read)))
+    assert digests[0] != digests[1]

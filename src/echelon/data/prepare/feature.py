@@ -66,6 +66,10 @@ class Feature(Section):
             if name not in names:
                 raise DataError(f"feature {self.kind}: {unknown('column', name, names)}")
 
+    def stamp(self) -> str:
+        """Changes when a file does that it reads beside the data; nothing if it reads none."""
+        return ""
+
     def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         """Pass `at` over the train rows of a block, in a worker: what this block says.
 

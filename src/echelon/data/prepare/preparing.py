@@ -120,5 +120,6 @@ def _digest(recipe: Recipe, read: Sequence[Source]) -> str:
     values = recipe.values()
     values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
     files = [[one.file, one.format, one.size, one.stamp, one.split] for one in read]
-    plain = json.dumps([VERSION, values, files], sort_keys=True)
+    beside = [stamp for feature in recipe.made() if (stamp := feature.stamp())]
+    plain = json.dumps([VERSION, values, files, *beside], sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()

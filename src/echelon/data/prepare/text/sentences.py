@@ -42,6 +42,12 @@ class Sentences(Feature):
                 f"feature sentences: {self.model} is no folder of a model: it has no config.json"
             )
 
+    def stamp(self) -> str:
+        """Names, sizes and times of the model's files: to read them all takes too long."""
+        files = [path for path in sorted(Path(self.model).glob("*")) if path.is_file()]
+        known = [(path.name, path.stat()) for path in files]
+        return " ".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in known)
+
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         texts = plain(block[self.sources[0]]).to_pylist()
         with one_thread():
