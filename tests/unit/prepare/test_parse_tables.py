@@ -245,6 +245,31 @@ def test_mixed_kinds_of_values_are_bad_where_the_first_block_says_otherwise(tmp_
     assert [bad.line for bad in mixed.bad] == [2, 4]
 
 
+@pytest.mark.parametrize("at", [0, 3])
+def test_half_a_surrogate_pair_makes_its_own_record_bad_alone(tmp_path: Path, at: int) -> None:
+    lines = [f'{{"n": {row / 2}, "t": "x"}}' for row in range(5)]
+    lines.insert(at, r'{"n": 1, "t": "\ud83d", "more": 1}')
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    result = collect(tmp_path / "a.jsonl")
+    assert result.column("n") == [row / 2 for row in range(5)]
+    assert [bad.line for bad in result.bad] == [at + 1]
+    assert json.dumps(result.told()).encode(), "what is said of it can be written"
+
+
+def test_records_of_half_pairs_alone_have_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(r'{"t": "\ud83d"}')
+    assert collect(tmp_path / "a.jsonl").schema.names == []
+
+
+def test_values_that_differ_further_within_cost_their_own_key_alone(tmp_path: Path) -> None:
+    lines = ['{"n": 1, "l": [1], "o": null}', '{"n": 2.5, "l": [2]}', '{"n": 3, "l": [{"b": 1}]}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    result = collect(tmp_path / "a.jsonl")
+    assert str(result.schema.field("n").type) == "double"
+    assert result.column("n") == [1, 2.5]
+    assert [bad.line for bad in result.bad] == [3]
+
+
 def test_missing_cells_are_nulls_and_words_stay(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,w\n1,NA\nNA,\n?,x\n")
     result = collect(tmp_path / "a.csv")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from echelon.data.prepare.parse.parsed import all_utf8, one_batch, shown
 _CHUNK = 1 << 20
 _DEEPEST = 500
 """Brackets of a record whose types are looked at."""
+_TRIED = 100
+"""Values that are looked at one by one, where together they have no type."""
 _REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
@@ -75,7 +77,8 @@ def _careful(data: bytes, spans: scan.Spans) -> pa.Schema | None:
     """The same from the records that can be read, each key by the kind most of them have."""
     lines = [data[s:e] for s, e in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
     shallow = [line for line in lines if line.count(b"[") + line.count(b"{") <= _DEEPEST]
-    records = [json.loads(line) for line in shallow if not_an_object(line) is None]
+    objects = (json.loads(line) for line in shallow if not_an_object(line) is None)
+    records = [record for record in objects if _can_be_written(record)]
     kinds = _majority(records)
     like = [
         {key: value for key, value in record.items() if _kind(value) == kinds[key]}
@@ -83,11 +86,35 @@ def _careful(data: bytes, spans: scan.Spans) -> pa.Schema | None:
     ]
     if not like:
         return None
+    found = _types(like)
+    return found if found is not None else _key_by_key(like)
+
+
+def _can_be_written(record: dict[str, Any]) -> bool:
+    """Whether all of it is text: half of a surrogate pair is JSON, but no character."""
     try:
-        return read_objects("\n".join(map(json.dumps, like)).encode(), None).schema
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _types(records: Iterable[dict[str, Any]]) -> pa.Schema | None:
+    try:
+        return read_objects("\n".join(map(json.dumps, records)).encode(), None).schema
     except _REFUSED:
-        # Something differs further within: the keys of one record are better than none.
-        return read_objects(json.dumps(max(like, key=len)).encode(), None).schema
+        return None
+
+
+def _key_by_key(records: list[dict[str, Any]]) -> pa.Schema | None:
+    """Where values differ further within, a key is what the first of them is that can be read."""
+    fields: list[Any] = []
+    for key in dict.fromkeys(key for record in records for key in record):
+        values = [{key: record[key]} for record in records if record.get(key) is not None]
+        values = values or [{key: None}]
+        tries = (_types(some) for some in (values, *([one] for one in values[:_TRIED])))
+        fields += next((found for found in tries if found is not None), ())
+    return pa.schema(fields) if fields else None
 
 
 def _deepest(data: bytes, spans: scan.Spans) -> int:
