@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import lzma
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 
@@ -85,6 +87,8 @@ def test_quotes_in_a_tsv_are_text_like_any_other(write: Write) -> None:
         ("0,1,label\n5,6,7\n", ["0", "1", "label"]),
         ('"a, b",c\n1,2\n', ["a, b", "c"]),
         ("\ufeffa,b\n1,2\n", ["a", "b"]),
+        ("a,b\r1,2\r3,4\r", ["a", "b"]),
+        ("1,2\r3,4\r", ["column0", "column1"]),
     ],
 )
 def test_a_header_is_told_from_data(content: str, names: list[str], write: Write) -> None:
@@ -95,6 +99,22 @@ def test_a_header_can_be_stated(write: Write) -> None:
     path = write("a.csv", "1,2\n3,4\n")
     assert table(path, header=True).column_names == ["1", "2"]
     assert table(write("b.csv", "a,b\nc,d\n"), header=False).num_rows == 2
+
+
+def test_lines_of_a_tsv_may_end_with_returns_alone(write: Write) -> None:
+    assert table(write("a.tsv", "a\tb\r1\t2\r")).to_pydict() == {"a": [1], "b": [2]}
+
+
+def test_a_cell_may_be_longer_than_python_allows(write: Write) -> None:
+    csv.field_size_limit(1 << 17)  # what a fresh process has
+    path = write("a.csv", f"a,b\n1,{'x' * 140_000}\n")
+    assert pc.binary_length(table(path).column("b")).to_pylist() == [140_000]
+
+
+@pytest.mark.parametrize("delimiter", [";;", "", "é", '"', 1])
+def test_a_delimiter_that_cannot_be_is_refused(delimiter: Any, write: Write) -> None:
+    with pytest.raises(DataError, match=r"a\.csv: option delimiter is .*: it must be one ch"):
+        table(write("a.csv", "a,b\n1,2\n"), delimiter=delimiter)
 
 
 def test_missing_numbers_become_nulls_but_words_stay(write: Write) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tempfile
 from collections.abc import Iterator
@@ -295,6 +296,12 @@ def test_rows_longer_than_what_is_parsed_at_a_time_are_read(
     result = collect(tmp_path / "a.csv")
     assert result.column("a") == [1, 2]
     assert result.told() == ["a.csv:4: 1 cell, but there are 2 columns"]
+
+
+def test_a_cell_of_the_first_records_may_be_longer_than_python_allows(tmp_path: Path) -> None:
+    csv.field_size_limit(1 << 17)  # what a fresh process has
+    (tmp_path / "a.csv").write_text(f"text,y\n{'x' * 140_000},1\nb,0\n")
+    assert [len(text) for text in collect(tmp_path / "a.csv").column("text")] == [140_000, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from echelon.data.readers.stream import open_native, open_stream
 BLOCK = 32 << 20
 """Bytes parsed at a time; types are inferred from the first of them."""
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+_LONGEST_CELL = (1 << 31) - 1
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|nan|inf|\?|")
 _ROW = re.compile(r"Row #(\d+)")
 _COLUMN = re.compile(r"In CSV column #(\d+)")
@@ -39,6 +42,7 @@ def _read(
     columns without a name are called `column0`, `column1`, …. `types` sets a
     column's type where the first block would mislead. Missing numbers become nulls.
     """
+    check_delimiter(path, delimiter)
     cells = _first_cells(path, delimiter, quote)
     if header is None:
         header = len(cells) < 2 or has_header(cells)
@@ -72,16 +76,34 @@ read_csv = partial(_read, delimiter=",", quote=True)
 read_tsv = partial(_read, delimiter="\t", quote=False)
 
 
+def check_delimiter(path: str | Path, delimiter: object) -> None:
+    """Refuse what Arrow's parser cannot take for the end of a cell."""
+    text = delimiter if isinstance(delimiter, str) else ""
+    if len(text.encode()) != 1 or text in '"\r\n':
+        raise DataError(
+            f"{path}: option delimiter is {delimiter!r}: it must be one character, and no quote "
+            f"or line's end"
+        )
+
+
+def quoted_cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """The cells of records that may be quoted."""
+    # Python's own limit is 128 KiB for a cell, and one for the whole process: it is never lowered.
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    return csv.reader(lines, delimiter=delimiter)
+
+
 def _first_cells(path: Path, delimiter: str, quote: bool) -> list[list[str]]:
     """The first two lines, cut into cells."""
     with open_stream(path) as stream:
-        raw = [stream.readline(), stream.readline()]
-    if not raw[0]:
+        # No more than a block: where lines end with returns alone, all of a file is one.
+        raw = stream.readline(BLOCK) + stream.readline(BLOCK)
+    if not raw:
         raise DataError(f"{path}: empty")
-    lines = [line.decode("utf-8-sig", "replace") for line in raw if line]
+    lines = io.StringIO(raw.decode("utf-8-sig", "replace"), newline="")  # ends: \n, \r, \r\n
     if not quote:
-        return [line.rstrip("\r\n").split(delimiter) for line in lines]
-    return list(csv.reader(lines, delimiter=delimiter))
+        return [line.rstrip("\r\n").split(delimiter) for line in islice(lines, 2)]
+    return list(islice(quoted_cells(lines, delimiter), 2))
 
 
 def has_header(cells: list[list[str]]) -> bool:

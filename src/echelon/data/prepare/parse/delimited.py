@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from echelon.data.prepare.parse.parsed import (
     whole_block,
 )
 from echelon.data.prepare.parse.sieve import Sieve
-from echelon.data.readers.delimited import has_header
+from echelon.data.readers.delimited import check_delimiter, has_header, quoted_cells
 
 _LOOKED_AT = 100
 """Records from which the number of columns is told where there is no header."""
@@ -46,11 +45,7 @@ class Dialect:
     def of(cls, source: Source) -> Dialect:
         tsv = source.format == "tsv"
         delimiter = source.options.delimiter or ("\t" if tsv else ",")
-        if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
-            raise DataError(
-                f"{source.options.path}: option delimiter is {delimiter!r}: it must be one "
-                f"character, and no quote or line's end"
-            )
+        check_delimiter(source.options.path, delimiter)
         quote = source.options.quote
         return cls(delimiter, not tsv if quote is None else quote)
 
@@ -63,7 +58,7 @@ class Dialect:
         text = record.decode("utf-8")
         if not self.quote:
             return text.split(self.delimiter)
-        return next(csv.reader([text], delimiter=self.delimiter))
+        return next(quoted_cells([text], self.delimiter))
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
