@@ -97,6 +97,19 @@ def test_blocks_have_about_the_wanted_size_and_the_lines_they_begin_on(tmp_path:
         assert block.record == 2 + 2 * number
 
 
+def test_quoted_rows_that_end_with_returns_alone_are_cut_into_blocks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "LONGEST", 400)
+    rows = [f'{row},"line {row}\rand, more"\r' for row in range(200)]
+    (tmp_path / "a.csv").write_bytes(("n,text\r" + "".join(rows)).encode())
+    result = collect(tmp_path / "a.csv", size=400)
+    assert 10 < len(result.blocks) < 20
+    assert not any(block.odd for block in result.blocks)
+    assert result.column("n") == list(range(200))
+    assert result.lines == [2 + 2 * row for row in range(200)]
+
+
 def test_a_packed_stream_gives_its_bytes_to_workers(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 50))
     found = list(blocks([Input(path=str(tmp_path / "a.csv.gz"))], 64))

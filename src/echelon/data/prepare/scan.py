@@ -176,13 +176,19 @@ def _regular(data: bytes, quotes: Places, delimiter: str) -> bool:
 
 def _last_end(data: bytes, quotes: Places) -> int:
     """Where the last line ends that does so outside of quotes; 0 if none does."""
-    stop = len(data)
+    end = _last_outside(data, quotes, b"\n", len(data)) if b"\n" in data else 0
+    # Only returns, as in `cut_lines`.
+    return end or _last_outside(data, quotes, b"\r", len(data) - 1)
+
+
+def _last_outside(data: bytes, quotes: Places, sign: bytes, stop: int) -> int:
+    """Behind the last such byte before `stop` that is not in quotes; 0 if there is none."""
     at = len(quotes)
     if at % 2:
-        at, stop = at - 1, int(quotes[at - 1])
+        at, stop = at - 1, min(stop, int(quotes[at - 1]))
     while True:
         start = int(quotes[at - 1]) + 1 if at else 0
-        if (found := data.rfind(b"\n", start, stop)) >= 0:
+        if (found := data.rfind(sign, start, stop)) >= 0:
             return found + 1
         if not at:
             return 0
