@@ -54,6 +54,21 @@ def test_a_folder_is_what_it_holds_of_known_formats(folder: Path) -> None:
     assert names(folder) == ["a.csv", "b.csv", "c.tsv", "d.csv"]
 
 
+def test_what_is_hidden_or_prepared_is_no_input_unless_it_is_named(folder: Path) -> None:
+    for name in (".git/x.csv", "deep/.out.work/y.csv", "deep/out/train/z.csv"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("a,b\n1,2\n")
+    (folder / "deep/out/prepared.json").write_text("{}")
+    assert names(folder) == ["a.csv", "b.csv", "c.tsv", "d.csv"]
+    assert names(folder / "**/*.csv") == ["a.csv", "b.csv", "d.csv"]
+    assert names(folder / ".git") == ["x.csv"]
+    assert names(folder / ".hidden.csv") == [".hidden.csv"]
+    assert names(folder / "deep/out/*/*.csv") == ["z.csv"]
+    (folder / "none/.x").mkdir(parents=True)
+    with pytest.raises(DataError, match="empty, hidden files and prepared data aside"):
+        names(folder / "none")
+
+
 def test_a_file_is_known_by_its_stamp(folder: Path) -> None:
     before = sources([Input(path=str(folder / "a.csv"))])
     assert before == sources([Input(path=str(folder / "a.csv"))])
@@ -154,6 +169,14 @@ def test_folders_and_parquet_behind_urls_are_read(memory: Any) -> None:
         pq.write_table(pa.table({"a": [1, 2]}), file)
     assert collect("memory://table/a.parquet").column("a") == [1, 2]
     assert collect("memory://table").column("a") == [1, 2]
+
+
+def test_what_is_hidden_or_prepared_behind_a_url_is_no_input(memory: Any) -> None:
+    for name in ("a.csv", ".b.csv", ".git/c.csv", "out/d.csv", "out/prepared.json"):
+        memory.pipe(f"/set/{name}", b"a,b\n1,2\n")
+    assert names("memory://set") == ["a.csv"]
+    assert names("memory://set/*.csv") == ["a.csv"]
+    assert names("memory://set/.b.csv") == [".b.csv"]
 
 
 @pytest.mark.parametrize("inner", ["deep/*", "deep", "deep/a.csv.gz"])

@@ -138,3 +138,15 @@ def test_another_model_in_the_same_folder_begins_anew(values: dict[str, Any]) ->
         weights.write_bytes(content)
         digests.append(preparing._digest(recipe, sources(recipe.read)))
     assert digests[0] != digests[1]
+
+
+def test_the_output_may_lie_in_the_folder_that_is_read(values: dict[str, Any]) -> None:
+    Path("data").mkdir()
+    Path(values["read"]).rename("data/raw.csv")
+    inside = values | {"read": "data", "write": {"folder": "data/out", "shards": 2}}
+    with pytest.raises(KeyboardInterrupt):
+        prepare(inside, workers=1, watch=Ending(9))
+    assert Path("data/.out.work").exists()
+    first = prepare(inside, workers=1)
+    assert first.counts["out"]["read"] == 1, "so there is a quarantine.jsonl"
+    assert not prepare(inside, workers=1).fresh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pydantic import PositiveInt
 from echelon.core.config.base import Section
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare import remote
+from echelon.data.prepare.listing import Listed, is_pattern, local
 from echelon.data.readers.delimited import MISSING
 from echelon.data.readers.detect import format_of_name
 from echelon.data.readers.documents import SUFFIXES as TEXTS
@@ -34,8 +34,6 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """Which settings of an input a format knows."""
 FORMATS = tuple(OPTIONS)
-Listed = tuple[str, int, str]
-"""A file, its size, and what changes when it does."""
 
 
 class Input(Section):
@@ -97,7 +95,7 @@ def sources(inputs: Sequence[Input]) -> list[Source]:
 def _sources(one: Input) -> Iterator[Source]:
     path = remote.local_path(one.path)
     folder = _is_folder(path)
-    files = remote.listed(path) if remote.is_remote(path) else list(_local(path))
+    files = _files(path)
     if not files:
         raise DataError(f"{one.path}: {_nothing(path, folder)}")
     format = one.format if one.format != "auto" else None
@@ -140,7 +138,7 @@ def members(
 ) -> list[tuple[Listed, str | None]]:
     """The files of a folder that are records, and the class folder each lies in."""
     if files is None:
-        files = remote.listed(path) if remote.is_remote(path) else _local(path)
+        files = _files(path)
     suffixes = IMAGES if kind == "images" else TEXTS
     chosen = [
         file
@@ -169,18 +167,8 @@ def _is_folder(path: str) -> bool:
     return remote.is_folder(path) if remote.is_remote(path) else Path(path).is_dir()
 
 
-def _local(path: str) -> Iterator[Listed]:
-    here = Path(path).expanduser()
-    if here.is_dir():
-        names: Iterable[Path] = (entry for entry in here.rglob("*") if entry.is_file())
-    elif here.exists():
-        names = [here]
-    else:
-        names = (Path(name) for name in glob.glob(str(here), recursive=True))  # noqa: PTH207 (`..`, roots)
-    for name in sorted(names):
-        if name.is_file() and not name.name.startswith("."):
-            about = name.stat()
-            yield str(name), about.st_size, str(about.st_mtime_ns)
+def _files(path: str) -> list[Listed]:
+    return remote.listed(path) if remote.is_remote(path) else list(local(path))
 
 
 def _labels_stamp(images: str) -> str:
@@ -194,9 +182,8 @@ def _labels_stamp(images: str) -> str:
 
 def _nothing(path: str, folder: bool) -> str:
     if folder:
-        return "the folder is empty"
-    pattern = any(sign in path for sign in "*?[")
-    return "no file matches" if pattern else "there is no such file or folder"
+        return "the folder is empty, hidden files and prepared data aside"
+    return "no file matches" if is_pattern(path) else "there is no such file or folder"
 
 
 def _kind_of_files(files: list[Listed]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, cast
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 from echelon.core.errors import DataError, MissingExtra
+from echelon.data.prepare.listing import Listed, fixed, is_pattern, meant
+from echelon.data.shards.manifest import PREPARED
 
 _STAMPS = (
     *("ETag", "etag", "md5", "checksum", "CRC"),
@@ -76,17 +79,18 @@ def below(folder: str, url: str) -> tuple[str, ...]:
     return Path(system._strip_protocol(url.partition("::")[0])).relative_to(path).parts
 
 
-def listed(url: str) -> list[tuple[str, int, str]]:
+def listed(url: str) -> list[Listed]:
     """The files that a URL, a pattern or a folder stands for: URL, size, what tells of changes."""
     system, path = filesystem(url)
     _, chain, rest = url.partition("::")  # `zip://inner::outer`: what the files lie in
     try:
         if system.isfile(path):
             names = [path]
-        elif any(sign in path for sign in "*?["):
-            names = [name for name in system.glob(path) if system.isfile(name)]
+        elif is_pattern(path):
+            matches = [name for name in system.glob(path) if system.isfile(name)]
+            names = _meant(fixed(PurePosixPath(path)), matches)
         else:
-            names = system.find(path)
+            names = _meant(PurePosixPath(path), system.find(path))
         found = [(system.unstrip_protocol(name), system.info(name)) for name in sorted(names)]
     except OSError as error:
         raise DataError(f"{url}: cannot be listed: {error}") from None
@@ -94,6 +98,18 @@ def listed(url: str) -> list[tuple[str, int, str]]:
         (f"{name}{chain}{rest}", int(about.get("size") or 0), _stamp(about))
         for name, about in found
     ]
+
+
+def _meant(base: PurePath, names: Iterable[str]) -> list[str]:
+    """Those that are raw data; what is prepared is told by the listing alone: to ask takes long."""
+    inner = {name: _inner(base, name) for name in names}
+    known = {path.parent for path in inner.values() if path.name == PREPARED}
+    return [name for name, path in inner.items() if meant(path, known.__contains__)]
+
+
+def _inner(base: PurePath, name: str) -> PurePath:
+    path = PurePosixPath(name)
+    return path.relative_to(base) if path.is_relative_to(base) else PurePosixPath(path.name)
 
 
 def _stamp(about: dict[str, Any]) -> str:
