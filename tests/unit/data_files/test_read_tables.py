@@ -197,6 +197,12 @@ def test_parquet_is_read_by_column_and_in_pieces(tmp_path: Path) -> None:
         table(path, columns=["z"])
 
 
+def test_two_columns_of_one_name_in_a_parquet_are_refused(tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: two columns are called 'a'"):
+        table(tmp_path / "a.parquet")
+
+
 def test_a_truncated_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"x": np.arange(1000)}), path)

@@ -13,6 +13,11 @@ from echelon.core.errors import DataError, unknown
 ROWS = 65_536
 
 
+def named_twice(names: Sequence[str]) -> str | None:
+    """The first name that two columns have."""
+    return next((name for at, name in enumerate(names) if name in names[:at]), None)
+
+
 def read_parquet(
     path: Path, *, columns: Sequence[str] | None = None, rows: int = ROWS
 ) -> Iterator[Any]:
@@ -23,9 +28,12 @@ def read_parquet(
     done = 0
     try:
         with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := named_twice(names):
+                raise DataError(f"{path}: two columns are called {twice!r}")
             for name in columns or ():
-                if name not in file.schema_arrow.names:
-                    raise DataError(f"{path}: {unknown('column', name, file.schema_arrow.names)}")
+                if name not in names:
+                    raise DataError(f"{path}: {unknown('column', name, names)}")
             for batch in file.iter_batches(rows, columns=list(columns) if columns else None):
                 done += batch.num_rows
                 yield batch
