@@ -92,14 +92,54 @@ def parquet(path: Path, table: pa.Table, rows: int = 2) -> Path:
 def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
     table = pa.table({"a": list(range(7)), "b": [*"uvwxyz", None]})
     path = parquet(tmp_path / "a.parquet", table)
-    result = collect(path, size=1)
+    volume = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
+    result = collect(path, size=volume)
     assert len(result.blocks) == 4
+    assert all(block.data is None for block in result.blocks), "workers read them"
     assert result.rows == table.to_pylist()
     assert result.lines == list(range(1, 8))
     chosen = collect(Input(path=str(path), columns=("b",)))
     assert chosen.schema.names == ["b"]
     with pytest.raises(DataError, match=r"a\.parquet: column 'z' is unknown"):
         collect(Input(path=str(path), columns=("z",)))
+
+
+def test_a_large_row_group_of_parquet_is_read_in_pieces(tmp_path: Path) -> None:
+    words = pa.array([f"w{row % 9}" * (row % 5) for row in range(1000)])
+    table = pa.table({"a": list(range(1000)), "b": words, "c": words.dictionary_encode()})
+    path = parquet(tmp_path / "a.parquet", table, 900)
+    result = collect(path, size=1000)
+    assert len(result.blocks) > 5
+    assert max(block.size for block in result.blocks) < 200
+    assert result.rows == collect(path).rows == table.to_pylist()
+    assert result.lines == list(range(1, 1001))
+    lacks = collect(Input(path=str(path), columns=("a",)), size=1000, columns={"z": "int64"})
+    assert lacks.read == 1000
+    assert not lacks.rows
+
+
+def test_damage_within_a_large_row_group_costs_what_comes_after_it(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 1 << 60, 4000).tolist()
+    path = tmp_path / "a.parquet"
+    table = pa.table({"a": values})
+    pq.write_table(table, path, use_dictionary=False, data_page_size=2048)
+    raw = bytearray(path.read_bytes())
+    raw[12_000:20_000] = b"\xff" * 8000
+    path.write_bytes(raw)
+    result = collect(path, size=4096)
+    # The page that the damage begins in has no checksum: what it holds cannot be told.
+    assert result.column("a")[:1000] == values[:1000]
+    (bad,) = result.bad
+    assert bad.line == len(result.rows) + 1
+    assert bad.reason.startswith("row group 0: not a whole Parquet file")
+    assert result.read == 4000
+
+
+def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
+    twice = pa.table([[1, 2], [3, 4]], names=["a", "a"])
+    result = collect(parquet(tmp_path / "a.parquet", twice), columns={"a": "int64"})
+    assert result.told() == ["a.parquet:1: two columns are called 'a'"]
+    assert result.read == 2
 
 
 def test_values_of_parquet_that_do_not_fit_are_bad(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from echelon.core.errors import DataError
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _LOCK = "state.json", "lock"
-_LAYOUT = 2
+_LAYOUT = 3
 """Of what lies here: what another release has begun is begun anew."""
 
 

@@ -20,6 +20,7 @@ from echelon.data.prepare.cutting import Content
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.fit import conform
 from echelon.data.prepare.parse.parsed import Parsed, lacking, whole_block
+from echelon.data.prepare.parse.shipped import ship, shipped
 from echelon.data.readers.idx import TYPES, labels_beside
 from echelon.data.shards.encode import dense_array
 
@@ -44,11 +45,11 @@ def count(block: Block) -> int:
 
 
 def infer(block: Block, types: Mapping[str, Any]) -> pa.Schema | None:  # noqa: ARG001
-    return _batch(block).schema
+    return shipped(block).schema
 
 
 def parse(block: Block, wanted: pa.Schema) -> Parsed:
-    batch = _batch(block)
+    batch = shipped(block)
     if reason := lacking(wanted, batch.schema.names):
         return whole_block(block, wanted, reason, batch.num_rows)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -100,7 +101,8 @@ def _blocks(source: Source, values: Mapping[str, _Values], size: int) -> Iterato
         arrays = {name: one.read(rows) for name, one in values.items()}
         whole = min(len(array) for array in arrays.values())
         if whole:
-            data = _packed({name: array[:whole] for name, array in arrays.items()})
+            columns = {name: dense_array(array[:whole]) for name, array in arrays.items()}
+            data = ship(pa.record_batch(columns))
             yield Block(0, source.file, done, whole, done + 1, source, data=data)
         done += whole
         if whole < rows:
@@ -109,16 +111,3 @@ def _blocks(source: Source, values: Mapping[str, _Values], size: int) -> Iterato
             fault = f"the {what} before record {done + 1} of {total}: {values[short].damage}"
             yield Block(0, source.file, done, 0, done + 1, source, fault=fault, broken=total - done)
             return
-
-
-def _packed(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
-    batch = pa.record_batch({name: dense_array(array) for name, array in arrays.items()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def _batch(block: Block) -> Any:
-    with pa.ipc.open_stream(pa.py_buffer(block.content())) as stream:
-        return stream.read_next_batch()
