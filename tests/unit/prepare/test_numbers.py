@@ -56,6 +56,20 @@ def test_a_missing_value_is_the_mean_and_new_ones_may_be_cut() -> None:
     np.testing.assert_allclose(encode(free, new, learnt)[1:3], [2, -0.5])
 
 
+@pytest.mark.parametrize("shape", ["list", "tensor"])
+def test_a_missing_vector_is_the_mean_of_each_number(shape: str) -> None:
+    vectors = pa.array([[9, 9], [0, 2], None, [4, 6]], pa.list_(pa.int64(), 2))
+    if shape == "tensor":
+        kind = pa.fixed_shape_tensor(pa.int64(), [2])
+        vectors = pa.ExtensionArray.from_storage(kind, vectors)
+    made = feature("min_max", "c0")
+    learnt = learn(made, {"c0": vectors[1:]})
+    np.testing.assert_allclose(
+        encode(made, {"c0": vectors[1:]}, learnt), [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+    )
+    np.testing.assert_allclose(encode(made, {"c0": vectors[2:3]}, learnt), [[0.5, 0.5]])
+
+
 @pytest.mark.parametrize("kind", ["standardise", "min_max"])
 def test_what_never_changes_is_no_trouble(kind: str) -> None:
     made = feature(kind, "c0")

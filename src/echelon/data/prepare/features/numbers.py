@@ -105,11 +105,13 @@ def _width(values: NDArray[Any]) -> int:
 
 def _from_arrow(kind: str, name: str, values: Any) -> NDArray[Any]:
     form = values.type
+    if _is_vector(form) and values.null_count:
+        return _with_gaps(_from_arrow(kind, name, values.drop_null()), values)
     if isinstance(form, pa.FixedShapeTensorType):
         return np.asarray(values.to_numpy_ndarray())
     if pa.types.is_fixed_size_list(form):
         flat = _from_arrow(kind, name, values.flatten())
-        return flat.reshape(len(values), form.list_size)
+        return flat.reshape(len(values), form.list_size * _width(flat))
     if not _fits(form):
         raise DataError(f"feature {kind}: column {name!r} is of type {form}: not numbers")
     if pa.types.is_null(form):
@@ -122,14 +124,25 @@ def _from_arrow(kind: str, name: str, values: Any) -> NDArray[Any]:
     return np.asarray(pc.cast(values, pa.float64(), safe=False).fill_null(np.nan).to_numpy())
 
 
+def _with_gaps(known: NDArray[Any], values: Any) -> Matrix:
+    """All rows: those of `known`, and NaN where a vector is missing."""
+    out = np.full((len(values), _width(known)), np.nan)
+    out[values.is_valid().to_numpy(zero_copy_only=False)] = known.reshape(len(known), out.shape[1])
+    return out
+
+
 def _since(values: Any) -> Any:
     """Times as whole numbers of their own unit: days, seconds, milliseconds, …"""
     narrow = values.type.bit_width == 32
     return values.cast(pa.int32() if narrow else pa.int64())
 
 
+def _is_vector(form: pa.DataType) -> bool:
+    return isinstance(form, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(form)
+
+
 def _fits(form: pa.DataType) -> bool:
-    if isinstance(form, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(form):
+    if _is_vector(form):
         return _fits(form.value_type)
     tests = (
         pa.types.is_integer,
@@ -145,5 +158,4 @@ def _fits(form: pa.DataType) -> bool:
 def _is_single(values: Values) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim == 1
-    form = values.type  # type: ignore[union-attr]
-    return not (isinstance(form, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(form))
+    return not _is_vector(values.type)  # type: ignore[union-attr]
