@@ -196,6 +196,10 @@ BASE = "read: raw.csv\nkeep: [a]\nwrite: {folder: out}\n"
         ("read: []\nkeep: [a]\nwrite: {folder: out}\n", "reads at least one input"),
         ("read: a\nwrite: {folder: out}\n", "nothing would be written"),
         ("read: a\nkeep: [a]\nwrite: {folder: o, rows: 1, shards: 1}\n", "not both"),
+        ("read: a\nkeep: [a]\nwrite: {folder: .}\n", ":3: write.folder = '.': it must end with"),
+        ("read: a\nkeep: [a]\nwrite: {folder: /}\n", "write.folder = '/': it must end with"),
+        ("read: a\nkeep: [a]\nwrite: {folder: b/..}\n", "the name of a folder of its own"),
+        ('read: a\nkeep: [a]\nwrite: {folder: "a\\0b"}\n', "and hold no NUL"),
     ],
 )
 def test_a_bad_recipe_is_one_line_with_its_place(text: str, message: str) -> None:

@@ -126,6 +126,17 @@ class Write(Section):
     """Records in a shard, at most."""
 
     @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        """The folder is replaced as a whole, and work in progress lies beside it."""
+        if "\0" in self.folder or Path(self.folder).name in ("", ".."):
+            raise SettingError(
+                f"write.folder = {self.folder!r}: it must end with the name of a folder of its "
+                f"own, such as prepared, and hold no NUL",
+                "folder",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if self.shards is not None and self.rows is not None:
             raise SettingError("say write.shards or write.rows, not both", "shards", "rows")
