@@ -5,15 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare import Prepared, engine, open_prepared, prepare, shard
+from echelon.data.prepare.watch import Unwatched
 from echelon.data.shards import ShardSource, verify_shards
 
 ROWS = 600
@@ -267,6 +271,29 @@ def test_a_recipe_that_does_not_fit_is_refused(
     with pytest.raises(ConfigError, match=message):
         prepare(recipe(table, **more), workers=1)
     assert not list(Path().glob(".*"))
+
+
+DATE = pa.array([date(2026, 1, day + 1) for day in range(4)])
+UNSTORED = {
+    "date": (DATE, "of type date32"),
+    "struct": (pa.array([{"a": 1}] * 4), "of type struct"),
+    "list": (pa.array([["a"]] * 4), "of type large_string"),
+    "bytes": (pa.array([b"a"] * 4), "of type large_binary"),
+    "pairs": (pa.array([[{"index": 1, "value": 2.0}]] * 4), "sparse, but its field says no width"),
+}
+
+
+@pytest.mark.parametrize("name", UNSTORED)
+def test_a_column_that_shards_cannot_hold_is_refused_before_any_work(
+    tmp_path: Path, name: str
+) -> None:
+    values, message = UNSTORED[name]
+    pq.write_table(pa.table({"n": [1, 2, 3, 4], "c": values}), tmp_path / "a.parquet")
+    more = {"split": None, "features": [], "keep": ["n", "c"]}
+    watch = Unwatched()
+    watch.began = lambda *_: pytest.fail("work has begun")  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=f"keep: column 'c' is {message}"):
+        prepare(recipe(tmp_path / "a.parquet", **more), workers=1, watch=watch)
 
 
 def test_every_record_is_the_test_of_one_fold(table: Path) -> None:

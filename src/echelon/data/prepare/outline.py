@@ -13,6 +13,7 @@ from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.keys import is_text, key_columns
 from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.step import Step
+from echelon.data.shards.encode_arrow import check_stored
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class Outline:
         self.raw = dict(names)
         """Columns after cleaning."""
         self._check_columns()
+        self._check_kept(schema)
         self.parents = self._dependencies(names)
         """For each feature those whose columns it reads."""
         self.keys = key_columns(recipe, [one for one in features if one.sources[0] in self.raw])
@@ -68,6 +70,15 @@ class Outline:
             self._known("balance", balance.column, ("balance", "column"))
         for at, name in enumerate(self._recipe.keep):
             self._known("keep", name, ("keep", at))
+
+    def _check_kept(self, schema: pa.Schema) -> None:
+        """Columns that are kept go to shards as they are: what cannot lie there is refused now."""
+        for at, name in enumerate(self._recipe.keep):
+            said = schema.field(name).metadata if name in schema.names else None
+            try:
+                check_stored(pa.field(name, self.raw[name], metadata=said))
+            except DataError as error:
+                raise ConfigError(f"keep: {error}", ("keep", at)) from None
 
     def _categories(self) -> set[str]:
         texts = {name for name, kind in self.raw.items() if is_text(kind)}

@@ -31,6 +31,26 @@ def encode_arrow(field: Any, column: Any) -> tuple[Field, Any]:
     return _scalar(name, column)
 
 
+def check_stored(field: Any) -> None:
+    """Refuse a column that has no stored form, whatever is in it."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return
+    if sparse_pairs(kind):
+        _width(field)
+        kind = kind.value_type.field("value").type
+    elif _has_inner(kind):
+        kind = kind.value_type
+    _number_type(field.name, kind)
+
+
+def _has_inner(kind: Any) -> bool:
+    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
+    return isinstance(kind, pa.FixedShapeTensorType) or any(test(kind) for test in lists)
+
+
 def sparse_pairs(kind: Any) -> bool:
     """Whether this is the type of a sparse column."""
     if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
@@ -79,11 +99,16 @@ def _list(field: Any, column: Any) -> tuple[Field, Any]:
 
 
 def _sparse(field: Any, column: Any) -> tuple[Field, Any]:
+    width = _width(field)
+    dtype = _number_type(field.name, column.type.value_type.field("value").type)
+    return Field(field.name, "sparse", dtype, width=width), column
+
+
+def _width(field: Any) -> int:
     metadata = field.metadata or {}
     if WIDTH not in metadata:
         raise DataError(f"column {field.name!r} is sparse, but its field says no width")
-    dtype = _number_type(field.name, column.type.value_type.field("value").type)
-    return Field(field.name, "sparse", dtype, width=int(metadata[WIDTH])), column
+    return int(metadata[WIDTH])
 
 
 def _number_type(name: str, kind: Any) -> str:
