@@ -296,6 +296,20 @@ def test_a_column_that_shards_cannot_hold_is_refused_before_any_work(
         prepare(recipe(tmp_path / "a.parquet", **more), workers=1, watch=watch)
 
 
+@pytest.mark.parametrize("size", [-1, 2])
+def test_a_list_with_a_gap_that_is_kept_costs_its_own_record(tmp_path: Path, size: int) -> None:
+    lists = pa.array([[1, 2], None, [3, None], [5, 6]], pa.list_(pa.int64(), size))
+    floats = pa.array([[1.0, None]] * 4, pa.list_(pa.float64(), size))
+    pq.write_table(pa.table({"l": lists, "f": floats, "n": range(4)}), tmp_path / "a.parquet")
+    more = {"split": None, "features": [], "keep": ["l", "f", "n"]}
+    done = prepare(recipe(tmp_path / "a.parquet", **more), workers=1)
+    assert sorted(records(done, "train")["n"].tolist()) == [0, 3]
+    assert [(out["line"], out["reason"]) for out in set_aside(done)] == [
+        (2, "column 'l' has no value"),
+        (3, "column 'l' has a list in which a value is missing"),
+    ]
+
+
 def test_every_record_is_the_test_of_one_fold(table: Path) -> None:
     split = {"by": "stratified", "column": "label", "folds": 3, "valid": 0.1}
     tests: list[int] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as types
 from numpy.typing import NDArray
 
@@ -105,7 +106,25 @@ def _gaps(keep: tuple[str, ...], columns: Columns) -> list[tuple[int, str]]:
         if column.null_count and not types.is_floating(column.type):
             for row in np.flatnonzero(mask(column.is_null())).tolist():
                 found.setdefault(row, f"column {name!r} has no value")
+        for row in _with_gaps_within(column):
+            found.setdefault(row, f"column {name!r} has a list in which a value is missing")
     return sorted(found.items())
+
+
+def _with_gaps_within(column: Any) -> list[int]:
+    """Rows whose lists lack a value that no NaN can stand for."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return []
+    there = np.flatnonzero(mask(column.is_valid()))
+    column = column.drop_null()
+    inner = column.flatten()
+    if types.is_floating(inner.type) or not inner.null_count:
+        return []
+    rows = pc.list_parent_indices(column).filter(inner.is_null()).unique()
+    return [int(row) for row in there[rows.to_numpy()]]
 
 
 def _entries(plan: Learnt, kept: NDArray[np.int64], mixing: Mixing) -> tuple[NDArray[Any], ...]:
