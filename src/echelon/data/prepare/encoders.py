@@ -20,6 +20,7 @@ from echelon.data.prepare.columns import Columns, Values, take_all
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.learnt import Learnt, pack, unpack
 from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.segments import compares
 from echelon.data.prepare.step import Step
 from echelon.data.prepare.work import stays
 
@@ -101,7 +102,10 @@ class Encoders:
             raise DataError(f"what was learnt from the data cannot be read: {error}") from None
 
     def _cleaning(self, without: Collection[str]) -> Iterator[tuple[Step, Learnt]]:
-        return ((step, known) for step, known in self.cleaning if not {*step.reads()} & {*without})
+        """Without those that compare the records of a data set: a new one is not of the set."""
+        for step, known in self.cleaning:
+            if not compares(step) and not {*step.reads()} & {*without}:
+                yield step, known
 
     def _features(self, without: Collection[str]) -> Iterator[tuple[Feature, Learnt]]:
         return ((made, known) for made, known in self.features if not {*made.sources} & {*without})
