@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from echelon.data.prepare import Prepared, prepare
@@ -53,3 +54,38 @@ def test_new_records_pass_through_every_kind_of_step(tmp_path: Path, step: dict[
     encoded = prepared(tmp_path, clean=[step]).encode(NEW)
     assert encoded.rows.tolist() == [0, 1]
     assert listed(encoded, "y") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "after"),
+    [
+        ("missing", {"how": "constant", "value": "none", "indicator": True}, ["none", " A ", "B"]),
+        ("missing", {"how": "drop"}, [" A ", "B"]),
+        ("text", {"lower": True}, [None, "a", "b"]),
+        ("length", {"max": 1, "too_long": "cut"}, [None, " ", "B"]),
+        ("types", {"to": "large_string"}, [None, " A ", "B"]),
+    ],
+)
+def test_a_step_cleans_the_columns_there_are_when_the_label_is_not(
+    tmp_path: Path, kind: str, settings: dict[str, Any], after: list[str | None]
+) -> None:
+    step = {"kind": kind, "column": ["text", "label"], **settings}
+    new = pa.record_batch({"text": [None, " A ", "B"], "age": [1.0, 2.0, 3.0]})
+    encoded = prepared(tmp_path, clean=[step]).encoders.encode(new, without=["label"])
+    assert listed(encoded, "text") == after
+
+
+@pytest.mark.parametrize("indicator", [False, True])
+def test_a_gap_is_filled_though_the_target_of_the_same_step_is_absent(
+    tmp_path: Path, indicator: bool
+) -> None:
+    step = {"kind": "missing", "column": ["age", "price"], "how": "median"}
+    path = tmp_path / "prices.csv"
+    path.write_text("age,price\n1,2\n3,\n5,6\n,8\n", encoding="utf-8")
+    features = [{"kind": "join", "from": "age", "to": "x"}, {"kind": "join", "from": "price"}]
+    done = prepared(
+        tmp_path, read=str(path), clean=[step | {"indicator": indicator}], features=features
+    )
+    new = pa.record_batch({"age": [None, 4.0]})
+    encoded = done.encoders.encode(new, without=["price"])
+    assert listed(encoded, "x") == [[3.0], [4.0]]

@@ -104,8 +104,9 @@ class Encoders:
     def _cleaning(self, without: Collection[str]) -> Iterator[tuple[Step, Learnt]]:
         """Without those that compare the records of a data set: a new one is not of the set."""
         for step, known in self.cleaning:
-            if not compares(step) and not {*step.reads()} & {*without}:
-                yield step, known
+            left = step.apart_from(without)
+            if left is not None and not compares(step):
+                yield left, known
 
     def _features(self, without: Collection[str]) -> Iterator[tuple[Feature, Learnt]]:
         return ((made, known) for made, known in self.features if not {*made.sources} & {*without})

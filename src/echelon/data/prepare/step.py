@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,14 @@ class Step(Section):
         """The columns it wants to see."""
         return []
 
+    def adds(self) -> dict[str, str]:
+        """Columns that are new after it, and which column each is made of."""
+        return {}
+
+    def apart_from(self, names: Collection[str]) -> Self | None:
+        """What it does to records that have no such columns; nothing, if it cannot do without."""
+        return None if {*self.reads()} & {*names} else self
+
     def check(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
         """The columns there are after it; refuses what it cannot work on, before any work."""
         for name in self.reads():
@@ -84,6 +92,10 @@ class ColumnStep(Step):
 
     def reads(self) -> list[str]:
         return list(self.columns)
+
+    def apart_from(self, names: Collection[str]) -> Self | None:
+        left = tuple(name for name in self.columns if name not in names)
+        return self.model_copy(update={"column": left}) if left else None
 
     def fits(self, kind: pa.DataType) -> bool:
         """Whether it can work on a column of this type."""

@@ -63,6 +63,9 @@ class Missing(ColumnStep):
     def looks(self) -> int:
         return int(self.how in ("mean", "median"))
 
+    def adds(self) -> dict[str, str]:
+        return {name + SUFFIX: name for name in self.columns} if self.indicator else {}
+
     def fits(self, kind: pa.DataType) -> bool:
         return is_number(kind) or not self.looks
 
