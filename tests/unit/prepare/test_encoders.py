@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from echelon.core.errors import DataError
 from echelon.data.prepare import Prepared, prepare
 from echelon.data.prepare.clean import STEPS
 from echelon.data.prepare.encoders import Encoded
@@ -89,3 +90,63 @@ def test_a_gap_is_filled_though_the_target_of_the_same_step_is_absent(
     new = pa.record_batch({"age": [None, 4.0]})
     encoded = done.encoders.encode(new, without=["price"])
     assert listed(encoded, "x") == [[3.0], [4.0]]
+
+
+def test_records_without_a_label_are_encoded_but_for_it(tmp_path: Path) -> None:
+    encoded = prepared(tmp_path).encode({"age": [1.0, 2.0]})
+    assert list(encoded.columns) == ["x"]
+    assert encoded.rows.tolist() == [0, 1]
+
+
+def test_a_label_that_is_not_taken_for_one_can_be_named(tmp_path: Path) -> None:
+    features = [
+        {"kind": "tokens", "from": "text", "to": "x", "length": 2},
+        {"kind": "join", "from": "age", "to": "years"},
+    ]
+    encoded = prepared(tmp_path, features=features).encode({"text": ["word"]}, without=["age"])
+    assert list(encoded.columns) == ["x"]
+
+
+CROSSED = [
+    {"kind": "standardise", "from": "age", "to": "x"},
+    {"kind": "cross", "from": ["text", "label"], "to": "_both"},
+    {"kind": "classes", "from": "_both", "to": "y"},
+]
+
+
+@pytest.mark.parametrize("given", [{}, {"text": ["word 1"]}, {"label": ["odd"]}])
+def test_what_is_made_of_an_absent_label_is_absent_too(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    encoded = prepared(tmp_path, features=CROSSED).encode({"age": [1.0], **given})
+    assert list(encoded.columns) == ["x"]
+
+
+def test_an_indicator_of_an_absent_column_is_absent_too(tmp_path: Path) -> None:
+    step = {"kind": "missing", "column": ["age", "rent"], "how": "median", "indicator": True}
+    path = tmp_path / "rents.csv"
+    path.write_text("age,rent\n1,2\n3,\n5,6\n,8\n", encoding="utf-8")
+    features = [
+        {"kind": "join", "from": ["age", "age_missing"], "to": "x"},
+        {"kind": "join", "from": ["rent", "rent_missing"], "to": "y"},
+    ]
+    done = prepared(tmp_path, read=str(path), clean=[step], features=features)
+    encoded = done.encode({"age": pa.array([None], pa.float64())})
+    assert list(encoded.columns) == ["x"]
+    assert listed(encoded, "x") == [[3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("more", "lacking"),
+    [
+        ({}, "'age'"),
+        ({"clean": [{"kind": "text", "column": "text"}]}, "'age', 'text'"),
+        ({"features": [{"kind": "join", "from": ["age"], "to": "_a"}, *CROSSED]}, "'age'"),
+    ],
+)
+def test_records_that_lack_what_the_recipe_reads_are_refused(
+    tmp_path: Path, more: dict[str, Any], lacking: str
+) -> None:
+    said = rf"they lack {lacking} \(their columns: years, label\)"
+    with pytest.raises(DataError, match=said):
+        prepared(tmp_path, **more).encode({"years": [1.0], "label": ["odd"]})

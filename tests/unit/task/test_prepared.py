@@ -95,6 +95,57 @@ def test_records_without_a_target_can_be_predicted(folder: Path, tmp_path: Path)
     assert sorted(everything(task(new, fitted=fitted).valid)) == ["x"]
 
 
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is fitted to classes that are made of two columns, by way of another feature."""
+    home = tmp_path_factory.mktemp("crossed")
+    raw = written(home / "raw.csv", ROWS)
+    features = [
+        FEATURES[0],
+        {"kind": "cross", "from": ["colour", "bought"], "to": "_both"},
+        {"kind": "classes", "from": "_both", "to": "y"},
+    ]
+    recipe = {"read": [{"path": str(raw)}], "features": features}
+    prepare(recipe | {"write": {"folder": str(home / "done")}}, workers=1)
+    return dict(task(home / "done").fitted)
+
+
+def test_a_target_made_by_way_of_another_feature_is_made_of_raw_records(
+    crossed: dict[str, Any], tmp_path: Path
+) -> None:
+    found = everything(task(written(tmp_path / "raw.csv", ROWS), fitted=crossed).valid)
+    assert [crossed["labels"][y] for y in found["y"].tolist()] == [
+        f"{colour} × {bought}" for _, _, colour, bought in ROWS
+    ]
+
+
+@pytest.mark.parametrize("names", ["width,height", "width,height,colour", "width,height,bought"])
+def test_what_a_target_is_made_of_need_not_be_there_to_predict(
+    crossed: dict[str, Any], names: str, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text(f"{names}\n4,1{',red' * (names.count(',') - 1)}\n", encoding="utf-8")
+    assert sorted(everything(task(new, fitted=crossed).valid)) == ["x"]
+
+
+def test_records_that_lack_what_the_input_is_made_of_are_told(folder: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("width,colour\n4,red\n", encoding="utf-8")
+    said = (
+        r"new\.csv: new records must have .*: they lack 'height' \(their columns: width, colour\)"
+    )
+    with pytest.raises(DataError, match=said):
+        task(new, fitted=dict(task(folder).fitted))
+
+
+def test_records_need_not_have_what_other_features_are_made_of(
+    folder: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("width,height,bought\n4,1,no\n", encoding="utf-8")
+    assert sorted(everything(task(new, fitted=dict(task(folder).fitted)).valid)) == ["x", "y"]
+
+
 def test_records_that_a_model_cannot_know_are_told(folder: Path, tmp_path: Path) -> None:
     fitted = dict(task(folder).fitted)
     odd = written(tmp_path / "odd.csv", [*ROWS[:2], ("1", "2", "red", "perhaps")])

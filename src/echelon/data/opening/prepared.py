@@ -24,6 +24,7 @@ from echelon.data.opening.origin import PREPARED_KIND, is_prepared, open_origin
 from echelon.data.opening.splits import Splits
 from echelon.data.prepare.columns import Ragged, Sparse, Values
 from echelon.data.prepare.encoders import Encoders
+from echelon.data.prepare.lacking import refuse_lacking
 from echelon.data.prepare.prepared import Prepared, open_prepared
 from echelon.data.shards import Field, ShardSource
 from echelon.data.shards.schema import length_name
@@ -93,14 +94,16 @@ def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
     texts = dict.fromkeys(fitted["texts"], "string")
     origin = open_origin(section, new=True, types=texts)
     encoders = Encoders.from_json(fitted["encoders"])
-    lacking = [name for name in encoders.sources(fitted["target"]) if not origin.train.has(name)]
-    encoded = encoders.encode(_batch(origin.train), without=lacking)
+    needed = encoders.roots(fitted["x"])
+    refuse_lacking(needed, origin.train.names, f"{origin.train.where}: ")
+    lacking = {name for name in encoders.raw() if not origin.train.has(name)}
+    encoded = encoders.encode(_batch(origin.train), without=lacking - needed)
     if encoded.refused:
         some = [f"record {row}: {why}" for row, why in sorted(encoded.refused.items())[:_SHOWN]]
         more = len(encoded.refused) - len(some)
         told = "; ".join(some) + (f"; and {more} more" if more > 0 else "")
         raise DataError(f"{origin.train.where}: not what the model knows: {told}")
-    wanted = [fitted["x"], *([] if lacking else [fitted["target"]])]
+    wanted = [name for name in (fitted["x"], fitted["target"]) if name in encoded.columns]
     source = Renamed(_in_memory({name: encoded.columns[name] for name in wanted}), fitted)
     return _only(source, fitted, dict(origin.about))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns, Values, take_all
 from echelon.data.prepare.feature import Feature
+from echelon.data.prepare.lacking import labels, left, refuse_lacking, roots
 from echelon.data.prepare.learnt import Learnt, pack, unpack
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.segments import compares
 from echelon.data.prepare.step import Step
 from echelon.data.prepare.work import stays
 
@@ -52,29 +52,40 @@ class Encoders:
         feature, known = self._maker(column)
         return feature.different(known)
 
-    def sources(self, column: str) -> list[str]:
-        """The columns that the feature which makes this one is made of."""
-        return self._maker(column)[0].sources
+    def raw(self) -> set[str]:
+        """The columns of the records that steps and features read."""
+        return left(self.cleaning, self.features, ()).raw
+
+    def roots(self, column: str) -> set[str]:
+        """The columns of the records that this one is made of in the end."""
+        return roots(column, self.cleaning, self.features)
+
+    def labels(self) -> set[str]:
+        """The columns of the records that targets alone are made of: new ones may lack them."""
+        return labels(self.cleaning, self.features)
 
     def encode(self, batch: pa.RecordBatch, without: Collection[str] = ()) -> Encoded:
         """As the training data was. What needs a column `without` which records may be is left
         out: nobody knows the label of what is to be predicted."""
+        cleaning, features, raw, absent = left(self.cleaning, self.features, without)
+        refuse_lacking(raw, batch.schema.names)
         rows = np.arange(batch.num_rows)
         refused: dict[int, str] = {}
-        for step, known in self._cleaning(without):
+        for step, known in cleaning:
             done = step.clean(batch, known)
             refused |= {int(rows[row]): reason for row, reason in done.dropped}
             rows = np.delete(rows, [row for row, _ in done.dropped])
             batch = done.block
         columns: Columns = {name: batch.column(name) for name in batch.schema.names}
-        for feature, known in self._features(without):
+        for feature, known in features:
             gone = feature.refused(columns, known)
             if gone:
                 refused |= {int(rows[row]): reason for row, reason in gone.items()}
-                left = stays(columns, gone)
-                rows, columns = rows[left], take_all(columns, left)
+                stay = stays(columns, gone)
+                rows, columns = rows[stay], take_all(columns, stay)
             columns = {**columns, **feature.encode(columns, known)}
-        return Encoded(dict(columns), rows, refused)
+        found = {name: values for name, values in columns.items() if name not in absent}
+        return Encoded(found, rows, refused)
 
     def to_json(self) -> dict[str, Any]:
         said = self.recipe.values()
@@ -100,16 +111,6 @@ class Encoders:
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise DataError(f"what was learnt from the data cannot be read: {error}") from None
-
-    def _cleaning(self, without: Collection[str]) -> Iterator[tuple[Step, Learnt]]:
-        """Without those that compare the records of a data set: a new one is not of the set."""
-        for step, known in self.cleaning:
-            left = step.apart_from(without)
-            if left is not None and not compares(step):
-                yield left, known
-
-    def _features(self, without: Collection[str]) -> Iterator[tuple[Feature, Learnt]]:
-        return ((made, known) for made, known in self.features if not {*made.sources} & {*without})
 
     def _maker(self, column: str) -> tuple[Feature, Learnt]:
         for feature, known in reversed(self.features):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +73,17 @@ class Prepared:
         """What the feature that makes this column has learnt: classes, a vocabulary, …"""
         return self.encoders.learnt(column)
 
-    def encode(self, records: Mapping[str, Any] | pa.RecordBatch) -> Encoded:
-        """New records as the model knows them: cleaned and encoded as the training data was."""
+    def encode(
+        self, records: Mapping[str, Any] | pa.RecordBatch, without: Collection[str] = ()
+    ) -> Encoded:
+        """New records as the model knows them: cleaned and encoded as the training data was.
+
+        What needs a label that they lack is left out. Labels are what a column `y` and classes
+        alone are made of; others that are not there are named by `without`.
+        """
         batch = records if isinstance(records, pa.RecordBatch) else pa.record_batch(dict(records))
-        found = self.encoders.encode(batch)
+        absent = {*without, *self.encoders.labels()} - {*batch.schema.names}
+        found = self.encoders.encode(batch, absent)
         names = [field.name for field in self.manifest(self.splits[0]).schema]
         return found._replace(
             columns={name: found.columns[name] for name in names if name in found.columns}
