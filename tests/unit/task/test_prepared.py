@@ -146,6 +146,15 @@ def test_records_need_not_have_what_other_features_are_made_of(
     assert sorted(everything(task(new, fitted=dict(task(folder).fitted)).valid)) == ["x", "y"]
 
 
+def test_a_target_that_is_kept_as_it_is_is_known_of_raw_records(tmp_path: Path) -> None:
+    raw, done = written(tmp_path / "raw.csv", ROWS), tmp_path / "done"
+    recipe = {"features": [FEATURES[1]], "keep": ["width"], "write": {"folder": str(done)}}
+    prepare({"read": [{"path": str(raw)}], **recipe}, workers=1)
+    fitted = dict(task(done, "regress", target="width", columns=["colours"]).fitted)
+    found = everything(task(raw, "regress", fitted=fitted).valid)
+    assert found["y"].tolist() == [float(row[0]) for row in ROWS]
+
+
 def test_records_that_a_model_cannot_know_are_told(folder: Path, tmp_path: Path) -> None:
     fitted = dict(task(folder).fitted)
     odd = written(tmp_path / "odd.csv", [*ROWS[:2], ("1", "2", "red", "perhaps")])

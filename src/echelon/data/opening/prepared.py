@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from echelon.data.opening.origin import PREPARED_KIND, is_prepared, open_origin
 from echelon.data.opening.splits import Splits
 from echelon.data.prepare.columns import Ragged, Sparse, Values
 from echelon.data.prepare.encoders import Encoders
+from echelon.data.prepare.forms import formed
 from echelon.data.prepare.lacking import refuse_lacking
 from echelon.data.prepare.prepared import Prepared, open_prepared
 from echelon.data.shards import Field, ShardSource
@@ -193,10 +195,12 @@ def _batch(frame: Frame) -> Any:
 
 
 def _in_memory(columns: Mapping[str, Values]) -> ColumnSource:
-    return ColumnSource({name: _column(values) for name, values in columns.items()})
+    return ColumnSource({name: _column(name, values) for name, values in columns.items()})
 
 
-def _column(values: Values) -> Any:
+def _column(name: str, values: Values) -> Any:
+    if isinstance(values, pa.Array):  # one that is kept as it is: as shards have it
+        _, values = formed(name, values)
     if isinstance(values, Sparse):
         indices = torch.from_numpy(values.indices.astype(np.int64))
         numbers, offsets = torch.from_numpy(values.values), torch.from_numpy(values.offsets)
