@@ -171,6 +171,36 @@ def test_records_without_a_key_are_set_aside(tmp_path: Path) -> None:
     assert done.counts["kept"] == 2
 
 
+@pytest.mark.parametrize("split", [None, {"by": "stratified", "column": "label", "train": 1.0}])
+def test_a_label_that_is_an_empty_text_is_none(tmp_path: Path, split: Any) -> None:
+    path = tmp_path / "gaps.csv"
+    path.write_text("label,n\nneg,1\n,2\npos,3\n,4\n", encoding="utf-8")
+    done = prepare(recipe(path, split=split, keep=["n"]), workers=1)
+    assert done.learnt("y")["classes"] == ["neg", "pos"]
+    assert [out["line"] for out in set_aside(done)] == [3, 5]
+    assert all("column 'label' has no value" in out["reason"] for out in set_aside(done))
+
+
+def test_a_label_that_is_not_a_number_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.parquet"
+    pq.write_table(pa.table({"label": [1.0, float("nan"), 0.0, None], "n": [1, 2, 3, 4]}), path)
+    done = prepare(recipe(path, split=None, keep=["n"]), workers=1)
+    assert done.learnt("y")["classes"] == ["0", "1"]
+    reason = "column 'label' has no value: it is the class"
+    assert [out["reason"] for out in set_aside(done)] == [reason] * 2
+
+
+def test_records_with_an_empty_text_for_a_group_are_no_group(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.csv"
+    lines = [f"{'' if at % 4 == 0 else f'g{at % 5}'},{at % 2},{at}" for at in range(40)]
+    path.write_text("\n".join(["group,label,n", *lines]) + "\n", encoding="utf-8")
+    split = {"by": "group", "column": "group", "train": 0.5, "test": 0.5}
+    done = prepare(recipe(path, split=split, keep=["n"]), workers=1)
+    assert done.counts["out"] == {"split": 10}
+    reason = "column 'group' has no value: records are divided by it"
+    assert {out["reason"] for out in set_aside(done)} == {reason}
+
+
 def test_rare_classes_are_written_more_often(table: Path) -> None:
     values = recipe(table, balance={"column": "label", "how": "resample"})
     done = prepare(values, workers=1)

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
+from echelon.data.prepare.clean.missing import gaps
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.step import mask
 
 SPLIT, CLASS, LENGTH = "split", "class", "length"
 
@@ -46,7 +46,7 @@ def without_key(block: pa.RecordBatch, names: Sequence[str]) -> list[tuple[int, 
     """Rows that have no value in a column that records are split or balanced by."""
     found: dict[int, str] = {}
     for name in names:
-        for row in np.flatnonzero(mask(block.column(name).is_null(nan_is_null=True))).tolist():
+        for row in np.flatnonzero(gaps(block.column(name))).tolist():
             found.setdefault(row, f"column {name!r} has no value: records are divided by it")
     return sorted(found.items())
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echelon.core.errors import DataError
+from echelon.data.prepare.clean.missing import gaps
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.feature import MADE, Feature
 from echelon.data.prepare.learnt import Learnt
@@ -47,7 +48,8 @@ class Classes(Feature):
 
     def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
         column: Any = block[self.sources[0]]
-        found = column.unique().drop_null()
+        found = column.unique()
+        found = found.filter(pa.array(~gaps(found)))
         self._few(len(found))
         return {_CLASSES: found.cast(pa.large_utf8()), _NUMBERS: not _is_text(column)}
 
@@ -67,8 +69,11 @@ class Classes(Feature):
         column: Any = block[self.sources[0]]
         unseen = mask(self._codes(column, learnt).is_null())
         rows = np.flatnonzero(unseen).tolist()
-        labels = column.take(pa.array(rows, pa.int64())).to_pylist()
-        return {row: self._reason(label, learnt) for row, label in zip(rows, labels, strict=True)}
+        labels = column.take(pa.array(rows, pa.int64()))
+        return {
+            row: self._absent() if absent else self._unseen(label, learnt)
+            for row, label, absent in zip(rows, labels.to_pylist(), gaps(labels), strict=True)
+        }
 
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         codes = self._codes(block[self.sources[0]], learnt)
@@ -85,9 +90,10 @@ class Classes(Feature):
                 f"different values: it holds no classes"
             )
 
-    def _reason(self, label: Any, learnt: Learnt) -> str:
-        if label is None:
-            return f"column {self.sources[0]!r} has no value: it is the class"
+    def _absent(self) -> str:
+        return f"column {self.sources[0]!r} has no value: it is the class"
+
+    def _unseen(self, label: Any, learnt: Learnt) -> str:
         known = learnt[_CLASSES]
         some = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
         return f"class {label!r} of column {self.sources[0]!r} is not in train (there: {some})"
