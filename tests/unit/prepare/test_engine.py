@@ -264,6 +264,64 @@ def test_nothing_to_prepare_is_said(tmp_path: Path) -> None:
         prepare(recipe(empty), workers=0)
 
 
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        (
+            "n,label\n1,a\n2,b\n3,a\n",
+            {
+                "columns": {"label": "int64"},
+                "clean": [{"kind": "missing", "column": "n", "how": "mean"}],
+            },
+            r"left to prepare: 3 were taken out \(read 3\); the first: .*some\.csv:2: column "
+            r"'label' is 'a': not of type int64",
+        ),
+        (
+            "n,label\n1,a\n2\n3,a\n",
+            {"clean": [{"kind": "range", "column": "n", "max": 0}]},
+            r"left to prepare: 3 were taken out \(read 1, clean\.0 range 2\); the first: "
+            r".*some\.csv:3: 1 cell, but there are 2 columns",
+        ),
+        (
+            "n,label\n1,\n2,\n",
+            {},
+            r"left to write: 2 were taken out \(features\.0 classes 2\); the first: "
+            r".*some\.csv:2: column 'label' has no value",
+        ),
+        (
+            "1,2,3\n4,5,6\n",
+            {"read": {"path": "some.csv", "names": ["n", "label"]}},
+            r"nothing to prepare: none of the first 2 records can be read; the first: "
+            r"some\.csv:1: 3 cells, but there are 2 columns",
+        ),
+        (
+            'n,label\n1,"a\n2,"b\n',
+            {},
+            r"nothing to prepare: none of the first 2 records can be read; the first: "
+            r".*some\.csv:2: its quotes do not match",
+        ),
+    ],
+)
+def test_what_became_of_all_records_is_said(
+    tmp_path: Path, content: str, more: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        prepare(recipe(path, **({"split": None, "keep": ["n"]} | more)), workers=1)
+
+
+def test_what_became_of_all_images_is_said(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        (tmp_path / "pets" / name / "one.png").write_bytes(b"none")
+    message = (
+        r"left to prepare: 2 were taken out \(read 2\); the first: .*cat/one\.png:1: not an image"
+    )
+    with pytest.raises(DataError, match=message):
+        prepare(recipe(tmp_path / "pets", split=None, keep=[]), workers=1)
+
+
 def test_all_for_the_test_leaves_none_to_learn_from(table: Path) -> None:
     read = {"path": str(table), "split": "test"}
     with pytest.raises(DataError, match="no records are left for training"):

@@ -23,6 +23,7 @@ from echelon.data.prepare.blocks import SIZE, Block, blocks
 from echelon.data.prepare.compare import drop_repeated
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.learnt import Learnt, unpack
+from echelon.data.prepare.nothing import nothing_left, nothing_read
 from echelon.data.prepare.parse import infer
 from echelon.data.prepare.passes import LEARNT_FROM
 from echelon.data.prepare.plan import Cleaned, make_plan
@@ -65,8 +66,7 @@ class Engine:
                 self.desk.put(self.desk.root / SCHEMA, schema.serialize().to_pybytes())
                 _ = self.work.outline
                 return chain(seen, coming)
-        fault = next((f"{b.file}: {b.fault}" for b in seen if b.fault), "the inputs are empty")
-        raise DataError(f"there is nothing to prepare: {fault}")
+        raise nothing_read(seen)
 
     def run(self, pool: Pool, coming: Iterator[Block]) -> None:
         """All passes; what comes of them is on the desk."""
@@ -86,6 +86,8 @@ class Engine:
         first = segment.number == 0
         tasks = self._reading(coming) if first else self._cleaning(segment)
         results = self._stage(segment.stage, "read" if first else "clean", tasks)
+        if not any(facts["rows"] for facts in results):
+            raise nothing_left("to prepare", self.work)
         if segment.looks is not None:
             self._learn_step(segment, results)
         if segment.compares is not None:
@@ -145,7 +147,10 @@ class Engine:
                 gone = self.desk.result(f"{last.stage}-drop", number) or []
             rows = np.array([row for row, _ in gone], np.int64)
             known.append(Cleaned(facts["rows"], facts["bytes"], facts["split"], rows))
-        return make_plan(self.recipe, self.desk, last.stage, known)
+        plan = make_plan(self.recipe, self.desk, last.stage, known)
+        if plan is None:
+            raise nothing_left("for training", self.work)
+        return plan
 
     # ── features ──────────────────────────────────────────────────────────────────────────────
 
@@ -199,7 +204,7 @@ class Engine:
             elif here and found is not None:
                 same_schema(found, here, facts["file"])
         if found is None:
-            raise DataError("no records are left to write: all of them were refused by features")
+            raise nothing_left("to write", self.work)
         return found
 
     def _shards(self) -> None:

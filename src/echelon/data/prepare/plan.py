@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.errors import DataError
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.keys import CLASS, LENGTH, SPLIT
 from echelon.data.prepare.learnt import pack, unpack
@@ -46,13 +45,14 @@ class Cleaned(NamedTuple):
 
 
 def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> Any:
-    """Write the plan of each block; how many records each split has, and each block for train."""
+    """Write the plan of each block; how many records each split has, and each block for train.
+
+    None if there is nothing to train on.
+    """
     records = _Records(desk, stage, blocks)
-    if not records.count:
-        raise DataError("no records are left to prepare: all were taken out by cleaning")
     counts = records.divide(recipe)
     if not counts[TRAIN]:
-        raise DataError("no records are left for training")
+        return None
     size = sum(block.bytes for block in blocks)
     rows = max(1, records.count * _SHARD_BYTES // max(1, size))
     entries = _Entries(recipe, records, rows)
