@@ -331,6 +331,10 @@ def test_all_for_the_test_leaves_none_to_learn_from(table: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (
+            {"columns": {"agee": "float64"}},
+            r"columns: .*raw\.csv: column 'agee' is unknown; did you mean 'age'\? \(choices: age,",
+        ),
         ({"keep": ["agee"]}, "keep: column 'agee' is unknown; did you mean 'age'"),
         ({"split": {"by": "group", "column": "grop"}}, "split: column 'grop' is unknown"),
         ({"balance": {"column": "labl"}}, "balance: column 'labl' is unknown; did you mean"),

@@ -24,7 +24,7 @@ from echelon.data.prepare.compare import drop_repeated
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.learnt import Learnt, unpack
 from echelon.data.prepare.nothing import nothing_left, nothing_read
-from echelon.data.prepare.parse import infer
+from echelon.data.prepare.parse import infer, refuse_others
 from echelon.data.prepare.passes import LEARNT_FROM
 from echelon.data.prepare.plan import Cleaned, make_plan
 from echelon.data.prepare.pool import Pool, Task
@@ -63,6 +63,7 @@ class Engine:
             seen.append(block)
             schema = infer(block, self.recipe.columns)
             if schema is not None:
+                refuse_others(block, self.recipe.columns)
                 self.desk.put(self.desk.root / SCHEMA, schema.serialize().to_pybytes())
                 _ = self.work.outline
                 return chain(seen, coming)

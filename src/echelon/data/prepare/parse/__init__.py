@@ -12,12 +12,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from echelon.core.errors import ConfigError, unknown
 from echelon.data.prepare.blocks import Block
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.parsed import Bad, Parsed, whole_block
 from echelon.data.prepare.parse.types import arrow_type, wanted_schema
 
-__all__ = ["Bad", "Parsed", "arrow_type", "format_of", "infer", "parse"]
+__all__ = ["Bad", "Parsed", "arrow_type", "format_of", "infer", "parse", "refuse_others"]
 
 
 class Format(Protocol):
@@ -62,6 +63,16 @@ def infer(block: Block, columns: Mapping[str, str]) -> pa.Schema | None:
     types = {name: arrow_type(name, alias) for name, alias in columns.items()}
     found = format_of(block.source.format).infer(block, types)
     return wanted_schema(found, types) if found is not None else None
+
+
+def refuse_others(block: Block, columns: Mapping[str, str]) -> None:
+    """Where a file says what columns it has, the type of another one is a mistake: it would make
+    all records bad."""
+    names = block.names if block.names is not None else columns
+    for name in columns:
+        if name not in names:
+            told = unknown("column", name, names)
+            raise ConfigError(f"columns: {block.file}: {told}", ("columns", name))
 
 
 def parse(block: Block, wanted: pa.Schema) -> Parsed:
