@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echelon.core.config.checked import checked
@@ -148,6 +148,7 @@ def test_a_mean_or_median_of_all_blocks_stands_in(how: str, blocks: list[list[An
 
 @settings(max_examples=40)
 @given(values=st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=30))
+@example(values=[1.0, 9007200328482816.0])
 def test_the_median_of_a_file_is_exact(values: list[float]) -> None:
     values = [value for value in values if abs(value) != float("inf")] or [0.0]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,6 +156,12 @@ def test_the_median_of_a_file_is_exact(values: list[float]) -> None:
         for part in np.array_split(np.array(values), 3):
             median.add(part)
         assert median.value() == statistics.median(values)
+
+
+def test_the_median_of_huge_numbers_is_no_larger_than_they(tmp_path: Path) -> None:
+    median = Median(tmp_path / "m")
+    median.add(np.array([1.5e308, 1.7e308]))
+    assert median.value() == 1.6e308
 
 
 def test_the_median_of_whole_numbers_becomes_a_float(tmp_path: Path) -> None:

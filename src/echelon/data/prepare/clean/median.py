@@ -36,7 +36,8 @@ class Median:
         if not self._count:
             return None
         low, high = self._at((self._count - 1) // 2), self._at(self._count // 2)
-        return low if low == high else low + (high - low) / 2
+        middle = (low + high) / 2  # rounded once: a difference would be rounded too
+        return middle if np.isfinite(middle) else low / 2 + high / 2
 
     def _at(self, place: int) -> float:
         """The number that would stand at this place if all were in order."""
