@@ -402,6 +402,24 @@ def test_a_list_with_a_gap_that_is_kept_costs_its_own_record(tmp_path: Path, siz
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ({"keep": ["weight"]}, "keep"),
+        ({"features": [{"kind": "classes", "from": "label", "to": "weight"}]}, r"features\.0"),
+    ],
+)
+def test_weights_of_balance_replace_no_column(
+    tmp_path: Path, more: dict[str, Any], where: str
+) -> None:
+    path = tmp_path / "weighed.csv"
+    path.write_text("label,weight\na,1.5\nb,2.5\n", encoding="utf-8")
+    values = recipe(path, split=None, keep=[], balance={"column": "label"}) | more
+    with pytest.raises(ConfigError, match=f"{where}: balance writes a column 'weight' of its own"):
+        prepare(values, workers=1)
+    prepare(values | {"balance": {"column": "label", "how": "resample"}}, workers=1)
+
+
 def test_every_record_is_the_test_of_one_fold(table: Path) -> None:
     split = {"by": "stratified", "column": "label", "folds": 3, "valid": 0.1}
     tests: list[int] = []

@@ -38,6 +38,9 @@ SPLIT, RECORD = "@split", "@record"
 """What only a preparation knows of its rows, for features that read these names: the number of
 each one's split (int8) and its own (int64). They are absent when new records are encoded."""
 
+WEIGHT = "weight"
+"""The column that `balance` writes, unless it resamples."""
+
 
 def rows(values: Values) -> int:
     """How many rows a column has."""

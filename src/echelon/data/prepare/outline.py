@@ -9,6 +9,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from echelon.core.errors import ConfigError, DataError, KeyPath, unknown
+from echelon.data.prepare.columns import WEIGHT
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.keys import is_text, key_columns
 from echelon.data.prepare.recipe import Recipe
@@ -70,6 +71,7 @@ class Outline:
             self._known("balance", balance.column, ("balance", "column"))
         for at, name in enumerate(self._recipe.keep):
             self._known("keep", name, ("keep", at))
+            self._refuse_weight("keep", name, ("keep", at))
 
     def _check_kept(self, schema: pa.Schema) -> None:
         """Columns that are kept go to shards as they are: what cannot lie there is refused now."""
@@ -91,6 +93,15 @@ class Outline:
         if name not in self.raw:
             raise ConfigError(f"{where}: {unknown('column', name, self.raw)}", path)
 
+    def _refuse_weight(self, where: str, name: str, path: KeyPath) -> None:
+        balance = self._recipe.balance
+        if name == WEIGHT and balance is not None and balance.how == "weight":
+            raise ConfigError(
+                f"{where}: balance writes a column {name!r} of its own: call this one otherwise, "
+                f"or take out balance",
+                path,
+            )
+
     def _dependencies(self, names: dict[str, pa.DataType]) -> list[set[int]]:
         maker: dict[str, int] = {}
         parents: list[set[int]] = []
@@ -110,6 +121,7 @@ class Outline:
                         f"features.{at}: column {name!r} is to be kept as it is; say another `to`",
                         ("features", at),
                     )
+                self._refuse_weight(f"features.{at}", name, ("features", at))
             names |= made
             maker |= dict.fromkeys(made, at)
             self._made.append(list(made))

@@ -16,7 +16,7 @@ import pyarrow.types as types
 from numpy.typing import NDArray
 
 from echelon.data.prepare import quarantine
-from echelon.data.prepare.columns import Columns, Values, take, take_all
+from echelon.data.prepare.columns import WEIGHT, Columns, Values, take, take_all
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.forms import arrow, formed, part
 from echelon.data.prepare.learnt import Learnt, unpack
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from echelon.data.prepare.work import Work
 
 PLACE = "\x00place"
-WEIGHT = "weight"
 STAGE = "scatter"
 
 
