@@ -335,6 +335,14 @@ def test_all_for_the_test_leaves_none_to_learn_from(table: Path) -> None:
             {"columns": {"agee": "float64"}},
             r"columns: .*raw\.csv: column 'agee' is unknown; did you mean 'age'\? \(choices: age,",
         ),
+        (
+            {"features": [{"kind": "standardise", "from": [], "to": "x"}]},
+            r"feature standardise: from = \[\]: name at least one column",
+        ),
+        (
+            {"clean": [{"kind": "text", "column": []}]},
+            r"step text: column = \[\]: name at least one",
+        ),
         ({"keep": ["agee"]}, "keep: column 'agee' is unknown; did you mean 'age'"),
         ({"split": {"by": "group", "column": "grop"}}, "split: column 'grop' is unknown"),
         ({"balance": {"column": "labl"}}, "balance: column 'labl' is unknown; did you mean"),

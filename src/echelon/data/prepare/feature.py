@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.learnt import Learnt
@@ -36,6 +36,12 @@ class Feature(Section):
     """Whether the longer a text is, the more it makes of it."""
     by_category: ClassVar[bool] = False
     """Whether texts of its sources may come as numbers into a list of the different ones."""
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if not self.sources:
+            raise SettingError(f"feature {self.kind}: from = []: name at least one column", "from")
+        return self
 
     @property
     def looks(self) -> int:

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import model_validator
 
-from echelon.core.config.base import Section
+from echelon.core.config.base import Section, SettingError
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare.learnt import Learnt
 
@@ -85,6 +86,12 @@ class ColumnStep(Step):
 
     types: ClassVar[str] = ""
     """What the columns must be, in words; nothing: anything."""
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if not self.columns:
+            raise SettingError(f"step {self.kind}: column = []: name at least one", "column")
+        return self
 
     @property
     def columns(self) -> tuple[str, ...]:
