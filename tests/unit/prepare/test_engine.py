@@ -428,6 +428,34 @@ def test_weights_of_balance_replace_no_column(
     prepare(values | {"balance": {"column": "label", "how": "resample"}}, workers=1)
 
 
+@pytest.mark.parametrize("value", [[1], {"a": 1}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"balance": {"column": "odd"}},
+        {"split": {"by": "group", "column": "odd"}},
+        {"split": {"by": "stratified", "column": "odd"}},
+    ],
+)
+def test_records_are_not_divided_by_lists_or_structs(
+    tmp_path: Path, value: Any, more: dict[str, Any]
+) -> None:
+    path = tmp_path / "odd.parquet"
+    pq.write_table(pa.table({"odd": [value, value], "label": ["a", "b"]}), path)
+    (where,) = more
+    with pytest.raises(ConfigError, match=f"{where}: column 'odd' is of type .*: records are div"):
+        prepare(recipe(path, split=None, keep=[]) | more, workers=1)
+
+
+def test_records_are_divided_by_bytes_whether_they_are_text_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.parquet"
+    groups = [bytes([0xF0 + at % 5]) for at in range(20)]
+    pq.write_table(pa.table({"group": groups, "label": ["a", "b"] * 10}), path)
+    split = {"by": "group", "column": "group", "train": 0.6, "test": 0.4}
+    done = prepare(recipe(path, split=split, keep=[]), workers=1)
+    assert done.counts["written"] == {"train": 12, "valid": 0, "test": 8}
+
+
 def test_every_record_is_the_test_of_one_fold(table: Path) -> None:
     split = {"by": "stratified", "column": "label", "folds": 3, "valid": 0.1}
     tests: list[int] = []

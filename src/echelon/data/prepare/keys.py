@@ -68,13 +68,27 @@ def keys(
 def _words(column: Any) -> NDArray[np.uint64]:
     """A 64-bit word per value: equal ones for equal values, whatever their block."""
     coded = column.dictionary_encode()
-    kinds = coded.dictionary.cast(pa.large_utf8()).to_pylist()
+    kinds = _bytes(coded.dictionary).to_pylist()
     table = np.zeros(len(kinds) + 1, np.uint64)
     for at, kind in enumerate(kinds):
-        digest = hashlib.blake2b(kind.encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(kind, digest_size=8).digest()
         table[at] = int.from_bytes(digest, "little")
     at = coded.indices.fill_null(len(kinds)).to_numpy(zero_copy_only=False)
     return np.asarray(table[at])
+
+
+def _bytes(values: Any) -> Any:
+    raw = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+    return (values if raw else values.cast(pa.large_utf8())).cast(pa.large_binary())
+
+
+def is_key(kind: pa.DataType) -> bool:
+    """Whether values of this type have a word: those of lists and structs have none."""
+    try:
+        _words(pa.array([], kind))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from echelon.core.errors import ConfigError, DataError, KeyPath, unknown
 from echelon.data.prepare.columns import WEIGHT
 from echelon.data.prepare.feature import Feature
-from echelon.data.prepare.keys import is_text, key_columns
+from echelon.data.prepare.keys import is_key, is_text, key_columns
 from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.step import Step
 from echelon.data.shards.encode_arrow import check_stored
@@ -67,8 +67,11 @@ class Outline:
         split, balance = self._recipe.split, self._recipe.balance
         if split is not None and split.column is not None:
             self._known("split", split.column, ("split", "column"))
+            if split.by != "time":
+                self._is_key("split", split.column)
         if balance is not None:
             self._known("balance", balance.column, ("balance", "column"))
+            self._is_key("balance", balance.column)
         for at, name in enumerate(self._recipe.keep):
             self._known("keep", name, ("keep", at))
             self._refuse_weight("keep", name, ("keep", at))
@@ -92,6 +95,15 @@ class Outline:
     def _known(self, where: str, name: str, path: KeyPath) -> None:
         if name not in self.raw:
             raise ConfigError(f"{where}: {unknown('column', name, self.raw)}", path)
+
+    def _is_key(self, where: str, name: str) -> None:
+        kind = self.raw[name]
+        if not is_key(kind):
+            raise ConfigError(
+                f"{where}: column {name!r} is of type {kind}: records are divided by "
+                f"texts, numbers, truths or times",
+                (where, "column"),
+            )
 
     def _refuse_weight(self, where: str, name: str, path: KeyPath) -> None:
         balance = self._recipe.balance
