@@ -174,6 +174,14 @@ def test_the_median_of_whole_numbers_becomes_a_float(tmp_path: Path) -> None:
     assert column(done, "a") == [1.0, 2.5, 4.0]
 
 
+@pytest.mark.parametrize("how", ["mean", "median"])
+def test_gaps_among_numbers_that_no_float_is_are_filled(how: str, tmp_path: Path) -> None:
+    large = 2**53
+    block = batch(a=pa.array([large + 1, None, large + 3], pa.int64()))
+    done = run(step("missing", column="a", how=how), block, scratch=tmp_path)
+    assert column(done, "a") == [float(large), float(large + 2), float(large + 4)]
+
+
 def test_numbers_out_of_range_go_are_moved_or_are_missing() -> None:
     block = batch(a=pa.array([-1, 5, None, 130], pa.int64()))
     (gone,) = run(step("range", column="a", min=0, max=120), block)

@@ -120,7 +120,7 @@ class Missing(ColumnStep):
             gone = gaps(column)
             filled += int(gone.sum())
             if self.looks:
-                column = column.cast(pa.float64())
+                column = _floats(column)
                 value = pa.scalar(learnt[name], pa.float64())
             else:
                 value = self._constant(name, column.type)
@@ -146,8 +146,13 @@ def gaps(column: Any) -> NDArray[np.bool_]:
     return gone
 
 
+def _floats(column: Any) -> Any:
+    """The nearest ones: not every whole number beyond 2^53 is one."""
+    return column.cast(pa.float64(), safe=False)
+
+
 def _present(column: Any) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = column.cast(pa.float64()).drop_null().to_numpy()
+    values: NDArray[np.float64] = _floats(column).drop_null().to_numpy()
     return values[~np.isnan(values)]
 
 
