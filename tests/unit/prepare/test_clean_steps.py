@@ -194,6 +194,26 @@ def test_numbers_out_of_range_go_are_moved_or_are_missing() -> None:
     assert empty.block.column("a").to_pylist() == [-1, 5, None, None]
 
 
+@pytest.mark.parametrize(
+    ("limits", "kind", "told"),
+    [
+        ({"min": 1000}, pa.int8(), "min = 1000: column 'a' is of type int8, from -128 to 127"),
+        ({"max": -1}, pa.uint8(), "max = -1: column 'a' is of type uint8, from 0 to 255"),
+        ({"min": 1e30}, pa.int64(), "is of type int64"),
+    ],
+)
+def test_numbers_are_not_moved_to_a_limit_that_their_type_lacks(
+    limits: dict[str, float], kind: Any, told: str
+) -> None:
+    block = batch(a=pa.array([1, 2], kind))
+    with pytest.raises(DataError, match=rf"step range: .*{told}"):
+        run(step("range", column="a", how="clip", **limits), block)
+    (gone,) = run(step("range", column="a", **limits), block)
+    assert len(gone.dropped) == 2
+    (moved,) = run(step("range", column="a", how="clip", min=-1000, max=1e30), block)
+    assert moved.block.column("a").to_pylist() == [1, 2]
+
+
 def test_values_of_a_wrong_type_go_or_are_missing() -> None:
     block = batch(a=["1", " 2 ", "x", "", "2.5"])
     (gone,) = run(step("types", column="a", to="int64"), block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from echelon.core.config.base import SettingError
+from echelon.core.errors import DataError
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.step import Cleaned, ColumnStep, is_number, mask, replaced, without
 
@@ -37,6 +38,26 @@ class Range(ColumnStep):
 
     def fits(self, kind: pa.DataType) -> bool:
         return is_number(kind)
+
+    def check(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+        after = super().check(names)
+        for name in self.columns:
+            if self.how == "clip" and pa.types.is_integer(names[name]):
+                self._check_limits(name, names[name])
+        return after
+
+    def _check_limits(self, name: str, kind: pa.DataType) -> None:
+        """Nothing can be moved to a limit that the type has no number for."""
+        known = np.iinfo(kind.to_pandas_dtype())
+        for word, limit, beyond in (
+            ("min", self.min, self.min is not None and self.min > known.max),
+            ("max", self.max, self.max is not None and self.max < known.min),
+        ):
+            if beyond:
+                raise DataError(
+                    f"step range: {word} = {limit:g}: column {name!r} is of type {kind}, from "
+                    f"{known.min} to {known.max}; change it first with a step types"
+                )
 
     def clean(self, block: pa.RecordBatch, learnt: Learnt) -> Cleaned:
         reasons: dict[int, str] = {}
