@@ -108,6 +108,15 @@ def test_records_without_a_label_are_not_learnt_from() -> None:
     np.testing.assert_allclose(encode(target, COLUMNS, ours), theirs.transform(X), rtol=1e-5)
 
 
+def test_a_label_that_is_an_empty_text_is_not_learnt_from() -> None:
+    absent = [["" if n < 100 else KIND[n] for n in range(ROWS)]]
+    absent.append([label or None for label in absent[0]])
+    target = made("kind", "class", 2.0)
+    empty, null = (learn(target, COLUMNS | RECORDS | {"kind": pa.array(y)}) for y in absent)
+    assert empty["classes"].to_pylist() == ["cheap", "dear", "fair"]
+    assert pack(empty) == pack(null)
+
+
 def test_blocks_of_any_size_teach_the_same() -> None:
     target = made("price", "number", "auto")
     tables = [learn(target, COLUMNS | RECORDS, size)["table 1"] for size in (7, 100, ROWS)]

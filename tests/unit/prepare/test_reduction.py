@@ -175,6 +175,14 @@ def test_rare_values_are_not_lost_in_a_bin() -> None:
     np.testing.assert_allclose(learnt["information"][0], -0.02 * np.log(0.02) - 0.98 * np.log(0.98))
 
 
+def test_a_label_that_is_an_empty_text_says_nothing_of_a_column() -> None:
+    x = np.stack([np.arange(9) % 3 == 0, np.arange(9) % 2 == 0], 1).astype(float)
+    y = ["" if n % 3 == 0 else "ab"[n % 2] for n in range(9)]
+    learnt = learn(feature("select", "x", label="y", size=1), {"x": x, "y": pa.array(y)})
+    assert learnt["chosen"].tolist() == [1]
+    assert learnt["information"][0] == 0
+
+
 def test_more_columns_than_there_are_cannot_be_selected() -> None:
     with pytest.raises(DataError, match="feature select: 31 of 30 columns"):
         learn(feature("select", "x", label="y", size=31), WIDE)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
+from echelon.data.prepare.clean.missing import gaps
 from echelon.data.prepare.columns import Columns, Ragged, Sparse, Values
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.features.numbers import named
@@ -66,6 +67,15 @@ def plain(kind: str, name: str, values: Values) -> list[Any]:
         flat = values.reshape(len(values), -1) if values.ndim > 1 else values[:, None]
         return [_plain(pa.array(np.ascontiguousarray(column))) for column in flat.T]
     return [_plain(values)]
+
+
+def labelled(kind: str, name: str, values: Values) -> list[Any]:
+    """The same of a label: of one that is an empty text nothing is learnt."""
+    columns = plain(kind, name, values)
+    return [
+        pc.if_else(pa.array(gone), pa.scalar(None, column.type), column) if gone.any() else column
+        for column, gone in zip(columns, map(gaps, columns), strict=True)
+    ]
 
 
 def _plain(values: Any) -> Any:

@@ -128,7 +128,7 @@ class Select(Feature):
     def _labels(self, block: Columns) -> Any:
         if self.of == "number":
             return matrix(self.kind, block, [self.label])[:, 0]
-        (column,) = categories.plain(self.kind, self.label, block[self.label])
+        (column,) = categories.labelled(self.kind, self.label, block[self.label])
         return column
 
     def _codes(self, block: Columns, learnt: Learnt) -> tuple[Array, int]:

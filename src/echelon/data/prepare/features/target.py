@@ -19,8 +19,8 @@ from echelon.data.prepare.features.categories import (
     CategoryFeature,
     count,
     encode,
+    labelled,
     learn_categories,
-    plain,
     sizes,
 )
 from echelon.data.prepare.features.figures import Figures
@@ -115,7 +115,7 @@ class Target(CategoryFeature):
         return (lots % np.uint64(self.folds)).astype(np.int64)
 
     def _classes(self, block: Columns) -> list[Any]:
-        return plain(self.kind, self.label, block[self.label]) if self.of == "class" else []
+        return labelled(self.kind, self.label, block[self.label]) if self.of == "class" else []
 
     def _named(self, found: Learnt) -> Learnt:
         """Categories, and apart from them the classes, which were counted as one more column."""
