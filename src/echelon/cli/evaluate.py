@@ -46,10 +46,13 @@ def _need_target(known: KnownRun, task: Task) -> None:
     import torch
 
     from echelon.core.errors import DataError
+    from echelon.data.opening.prepared import target_made_of
     from echelon.task import NAMES
 
     if known.job.task not in NAMES or task.valid is None or len(task.valid) == 0:
         return
     if "y" not in task.valid.gather(torch.zeros(1, dtype=torch.int64)):
         place, target = known.job.data.path or known.job.data.name, known.fitted.get("target")
-        raise DataError(f"{place}: evaluation needs the target column {target!r}")
+        made = target_made_of(known.fitted)
+        told = f", which is made of {', '.join(map(repr, made))}" if made else ""
+        raise DataError(f"{place}: evaluation needs the target column {target!r}{told}")

@@ -14,6 +14,7 @@ from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, DataError
 from echelon.core.task import Task
 from echelon.core.types import Sparse
+from echelon.data.opening.prepared import target_made_of
 from echelon.data.prepare.preparing import prepare
 from echelon.task.registry import load_task
 from echelon.task.registry import prepare as made_ready
@@ -126,6 +127,14 @@ def test_what_a_target_is_made_of_need_not_be_there_to_predict(
     new = tmp_path / "new.csv"
     new.write_text(f"{names}\n4,1{',red' * (names.count(',') - 1)}\n", encoding="utf-8")
     assert sorted(everything(task(new, fitted=crossed).valid)) == ["x"]
+
+
+def test_evaluation_says_which_columns_the_target_is_made_of(
+    crossed: dict[str, Any], folder: Path
+) -> None:
+    assert target_made_of(crossed) == ["bought", "colour"]
+    assert target_made_of(task(folder).fitted) == ["bought"]
+    assert target_made_of({"kind": "table", "target": "bought"}) == []
 
 
 def test_records_that_lack_what_the_input_is_made_of_are_told(folder: Path, tmp_path: Path) -> None:

@@ -110,6 +110,14 @@ def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
     return _only(source, fitted, dict(origin.about))
 
 
+def target_made_of(fitted: Mapping[str, Any]) -> list[str]:
+    """The columns of raw records that the target is made of, where it is not one of them."""
+    if fitted.get("kind") != PREPARED_KIND:
+        return []
+    found = Encoders.from_json(fitted["encoders"]).roots(fitted["target"])
+    return sorted(found - {fitted["target"]})
+
+
 def _only(source: BatchSource, fitted: Mapping[str, Any], about: dict[str, Any]) -> Splits:
     labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
     return Splits(
