@@ -92,6 +92,25 @@ def test_a_gap_is_filled_though_the_target_of_the_same_step_is_absent(
     assert listed(encoded, "x") == [[3.0], [4.0]]
 
 
+@pytest.mark.parametrize(
+    ("step", "age"),
+    [
+        ({"kind": "range", "max": 4, "how": "clip"}, pa.array([9.0, 2.0])),
+        ({"kind": "types", "to": "float64"}, pa.array(["4", " 2 "])),
+    ],
+)
+def test_numbers_are_cleaned_though_the_target_of_the_same_step_is_absent(
+    tmp_path: Path, step: dict[str, Any], age: Any
+) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("age,price\n1,2\n3,4\n", encoding="utf-8")
+    features = [{"kind": "join", "from": "age", "to": "x"}, {"kind": "join", "from": "price"}]
+    clean = [step | {"column": ["age", "price"]}]
+    done = prepared(tmp_path, read=str(path), clean=clean, features=features)
+    encoded = done.encoders.encode(pa.record_batch({"age": age}), without=["price"])
+    assert listed(encoded, "x") == [[4.0], [2.0]]
+
+
 def test_records_without_a_label_are_encoded_but_for_it(tmp_path: Path) -> None:
     encoded = prepared(tmp_path).encode({"age": [1.0, 2.0]})
     assert list(encoded.columns) == ["x"]
