@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.data.prepare import Prepared, prepare
+from echelon.data.prepare import Prepared, open_prepared, prepare
 from echelon.data.prepare.clean import STEPS
-from echelon.data.prepare.encoders import Encoded
+from echelon.data.prepare.encoders import Encoded, Encoders
 
 ROWS = 40
 STEPS_OF: dict[str, list[dict[str, Any]]] = {
@@ -169,3 +169,13 @@ def test_records_that_lack_what_the_recipe_reads_are_refused(
     said = rf"they lack {lacking} \(their columns: years, label\)"
     with pytest.raises(DataError, match=said):
         prepared(tmp_path, **more).encode({"years": [1.0], "label": ["odd"]})
+
+
+def test_prepared_data_can_be_opened_from_within_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path).folder)
+    done = open_prepared(".")
+    assert listed(done.encode(NEW), "y") == [1, 0]
+    again = Encoders.from_json(done.encoders.to_json())
+    assert listed(again.encode(pa.record_batch(NEW)), "y") == [1, 0]

@@ -100,7 +100,7 @@ class Encoders:
     def from_json(cls, plain: Mapping[str, Any]) -> Encoders:
         """What `to_json` made; refuses what is not whole."""
         try:
-            nowhere = {"read": [{"path": "."}], "write": {"folder": "."}}
+            nowhere = {"read": [{"path": "."}], "write": {"folder": "nowhere"}}
             recipe = Recipe.model_validate({**nowhere, **plain["recipe"]})
             cleaning = map(_known, plain["learnt"]["clean"])
             features = map(_known, plain["learnt"]["features"])

@@ -57,7 +57,8 @@ class Prepared:
 
     @cached_property
     def recipe(self) -> Recipe:
-        return Recipe.model_validate(self.facts["recipe"] | {"write": {"folder": self.folder.name}})
+        write = {"folder": self.folder.resolve().name}
+        return Recipe.model_validate(self.facts["recipe"] | {"write": write})
 
     @cached_property
     def encoders(self) -> Encoders:
