@@ -72,6 +72,19 @@ def test_shards_are_read_as_the_recipe_made_them(folder: Path) -> None:
     assert found.model()(train["x"]).shape == (len(train["y"]), 2)
 
 
+def test_a_single_number_is_a_vector_of_one(tmp_path: Path) -> None:
+    raw = written(tmp_path / "raw.csv", ROWS)
+    features = [{"kind": "standardise", "from": "width", "to": "x"}, FEATURES[2]]
+    recipe = {"read": str(raw), "features": features, "write": {"folder": str(tmp_path / "out")}}
+    prepare(recipe, workers=1)
+    found = task(tmp_path / "out")
+    x = everything(found.train)["x"]
+    assert x.shape[1:] == (1,)
+    assert found.model()(x).shape == (len(x), 2)
+    new = task(raw, fitted=dict(found.fitted))
+    assert everything(new.valid)["x"].shape == (len(ROWS), 1)
+
+
 def test_sparse_rows_are_never_made_dense(folder: Path) -> None:
     found = task(folder, columns=["colours"])
     x = everything(found.train)["x"]

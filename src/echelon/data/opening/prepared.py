@@ -150,7 +150,7 @@ def _fitted(
         "encoders": prepared.encoders.to_json(),
     }
     fitted["weight"] = "weight" if "weight" in fields else None
-    fitted["shape"] = [field.width] if field.kind == "sparse" else list(field.shape)
+    fitted["shape"] = _shape(field)
     fitted["sparse"] = field.kind == "sparse"
     fitted["texts"] = [name for name, kind in prepared.facts["columns"].items() if "string" in kind]
     learnt = prepared.learnt(target) if _is_made(prepared, target) else {}
@@ -162,6 +162,14 @@ def _fitted(
     if _is_made(prepared, x) and (tokens := prepared.encoders.different(x)) is not None:
         fitted["tokens"] = tokens
     return fitted
+
+
+def _shape(field: Field) -> list[int]:
+    """Of a sample; a single number is a vector of one, as models want it."""
+    if field.kind == "sparse":
+        return [field.width]
+    single = field.kind == "dense" and field.is_floating and not field.shape
+    return [1] if single else list(field.shape)
 
 
 def _is_made(prepared: Prepared, column: str) -> bool:
@@ -179,6 +187,7 @@ class Renamed:
     def __init__(self, source: BatchSource, fitted: Mapping[str, Any]) -> None:
         self._source = source
         self.chunkable = bool(getattr(source, "chunkable", False))
+        self._single = fitted["shape"] == [1] and not fitted["sparse"]
         self._names = {fitted["x"]: "x", fitted["target"]: "y"}
         self._names[length_name(fitted["x"])] = "x_length"
         if fitted["weight"]:
@@ -189,7 +198,10 @@ class Renamed:
 
     def gather(self, rows: Tensor) -> Batch:
         found = self._source.gather(rows)
-        return {new: _as_input(found[old]) for old, new in self._names.items() if old in found}
+        batch = {new: _as_input(found[old]) for old, new in self._names.items() if old in found}
+        if self._single and batch["x"].ndim == 1:
+            batch["x"] = batch["x"].unsqueeze(1)
+        return batch
 
 
 def _as_input(column: Any) -> Any:
