@@ -3,6 +3,7 @@
 The cnn's batch norms make single precision a poor witness: the gradients of their biases nearly
 cancel out, so that clipping or adam moves them by 1e-4 to 1e-3 otherwise if only the samples of a
 batch come in another order. `cnn64` is the same network in double precision.
+Likewise `gpt64`, for optimizers that make a step of whatever is left of a gradient of keys' biases.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "cnn64": _built(lambda: MODELS["cnn"]().double()),
     "gpt": _built(lambda: GPT(WORDS, LENGTH, GPTOptions(layers=4, heads=4, width=16, dropout=0.0))),
+    "gpt64": _built(lambda: MODELS["gpt"]().double()),
 }
+
+
+def limit(name: str) -> float:
+    """How far apart weights may be; processors differ in how they round, double precision too."""
+    return 1e-8 if name.endswith("64") else 1e-5
 
 
 def task(name: str) -> Task:

@@ -24,19 +24,16 @@ ADAM = OptimizerSection(name="adam", lr=1e-2)
 
 def task(name: str) -> Task:
     """One of the networks, with samples to try its layers on."""
-    plain = name.removesuffix("64") if name == "gpt64" else name
-    chosen = networks.task(plain)
-    if name == "gpt64":
-        chosen.model = lambda: networks.MODELS["gpt"]().double()
-    chosen.train = networks.data(plain)
+    chosen = networks.task(name)
+    chosen.train = networks.data(name)
     chosen.metrics = {"accuracy": Accuracy(), "classes": Confusion(3)}
-    if plain == "gpt":
+    if name.startswith("gpt"):
         chosen.metrics = {"accuracy": Accuracy()}
     return prepare(chosen)
 
 
 def batches(name: str, count: int = 20) -> list[Batch]:
-    return networks.batches(name.replace("gpt64", "gpt"), count=count)
+    return networks.batches(name, count=count)
 
 
 def copied(built: Strategy) -> dict[str, Tensor]:

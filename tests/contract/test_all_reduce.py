@@ -60,7 +60,7 @@ def test_ends_on_the_weights_of_one_process(name: str, count: int) -> None:
         return {case: difference(trained(name, case, group), alone[case]) for case in cases}
 
     found = members.run(count, work)
-    assert max(found.values()) <= (1e-9 if name == "cnn64" else 1e-5), found
+    assert max(found.values()) <= networks.limit(name), found
 
 
 def test_large_gradients_are_summed_during_backward_and_come_out_the_same() -> None:

@@ -34,12 +34,15 @@ OPTIMIZERS = {
     "adam": OptimizerSection(name="adam", lr=1e-2, eps=1e-5),
     "adamw": OptimizerSection(name="adamw", lr=1e-2, eps=1e-5, weight_decay=0.1, l1=1e-3),
 }
+ADAPTIVE = {"adagrad", "rmsprop", "adam", "adamw"}
+"""A step of theirs is as long for a small gradient as for a large one, and so for mere rounding."""
 Plane = Literal["auto", "memory", "tcp"]
 CLIPS = (ClipSection(), ClipSection(norm=0.05), ClipSection(value=0.01))
 CASES = [
     (network, optimizer, CLIPS[at % 3], 1 + at % 2, ("constant", "cosine")[at % 2])
     for at, (network, optimizer) in enumerate(
-        (network, optimizer) for network in ("mlp", "gpt") for optimizer in OPTIMIZERS
+        [("mlp", optimizer) for optimizer in OPTIMIZERS]
+        + [("gpt64" if optimizer in ADAPTIVE else "gpt", optimizer) for optimizer in OPTIMIZERS]
     )
 ]
 
@@ -77,11 +80,11 @@ def test_ends_on_the_weights_of_one_process(count: int, servers: int, plane: Pla
         found = {}
         for case in cases:
             group.next()
-            found[str(case)] = difference(train(case, group, plane), expected[case])
+            found["{} {}".format(*case)] = difference(train(case, group, plane), expected[case])
         return found
 
     found = run(count, servers, work, times=len(cases))
-    assert max(found.values()) <= 1e-5, found
+    assert all(apart <= networks.limit(job.split()[0]) for job, apart in found.items()), found
 
 
 def test_batch_norm_evaluation_and_checkpoints_are_those_of_one_process() -> None:

@@ -119,7 +119,7 @@ def test_ends_on_the_weights_of_one_process(data: int, places: int) -> None:
 
     found = members.run(data * places, work)
     for case, apart in zip(cases, found, strict=True):
-        assert apart <= (1e-9 if case.name.endswith("64") else 1e-5), (case, apart)
+        assert apart <= networks.limit(case.name), (case, apart)
 
 
 def test_what_members_saved_one_process_goes_on_with_and_the_other_way_round(
@@ -161,7 +161,7 @@ def test_what_members_saved_one_process_goes_on_with_and_the_other_way_round(
         return [difference(mine, whole), difference(copied(third), whole), state["version"]]
 
     mine, other, version = members.run(2, work)
-    assert max(mine, other) <= 1e-9
+    assert max(mine, other) <= networks.limit("gpt64")
     assert version == 20
 
 

@@ -59,7 +59,7 @@ def test_ends_on_the_weights_of_one_process(level: str, mesh: dict[str, int]) ->
 
     count = mesh["sharded"] * mesh.get("data", 1)
     found = members.run(count, work)
-    limit = {job: 1e-9 if job.startswith("cnn64") else 1e-5 for job in found}
+    limit = {job: networks.limit(job.partition(",")[0]) for job in found}
     assert all(found[job] <= limit[job] for job in found), found
 
 
