@@ -9,6 +9,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .wire_sides import ALONE, SIDES
+from .wire_sides import ALONE, SIDES, spins
 from .wire_work import Client, timed
 
 _PATIENCE = 120.0
@@ -34,6 +35,7 @@ class Side:
 
     def __init__(self, name: str, pipe: Connection, pids: list[int]) -> None:
         self.name, self._pipe, self._pids = name, pipe, pids
+        self._signal(signal.SIGSTOP)
 
     @property
     def cpu(self) -> float:
@@ -42,9 +44,16 @@ class Side:
 
     def do(self, word: str, count: int) -> list[float]:
         """Milliseconds of each."""
+        self._signal(signal.SIGCONT)
         self._pipe.send_bytes(json.dumps([word, count]).encode())
         found: list[float] = json.loads(said(self.name, self._pipe))
+        self._signal(signal.SIGSTOP)
         return found
+
+    def _signal(self, number: signal.Signals) -> None:
+        """One that spins is stopped while it is others' turn: they have two cores, as it has."""
+        for pid in self._pids if spins(self.name) else ():
+            os.kill(pid, number)
 
 
 def _cpu(pid: int) -> float:

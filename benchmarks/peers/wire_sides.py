@@ -36,6 +36,11 @@ ALONE = {"copy", "step sgd", "step adam", "rows bare"}
 NEEDS = {"zmq": "zmq", "grpc": "grpc"}
 
 
+def spins(name: str) -> bool:
+    """Whether its processes keep a core busy while they have nothing to do."""
+    return name.startswith("torch_rpc")
+
+
 def can_play(name: str) -> bool:
     if name == "tcp sgd, sealed":
         return OUTWARD is not None
