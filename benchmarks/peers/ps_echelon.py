@@ -34,6 +34,7 @@ def train(job: Job, plane: str, weights: str = "pinned") -> Finding:
         batch_size=BATCH,
         steps=TRAINERS * job.total,
         optimizer={"name": "sgd", "lr": LR},
+        elastic={"balance": False},  # every step has the same samples, as with the others
         threads=1,
         seed=SEED,
         track={"folder": str(job.folder / "runs"), "every": LOG_EVERY, "report": False},

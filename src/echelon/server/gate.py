@@ -263,13 +263,13 @@ class Gate:
         if sum(push.row.divisor for _, push in good) <= 0:
             return Round(self.version + 1, (), 1.0, self._terms.schedule.factor(self.version))
         weight = sum(self._weight(member) for member, _ in good) / len(good)
-        return round_of(self._terms, self.version, good, weight)
+        return round_of(self._terms, self.version, good, weight, len(self._roll.members))
 
     def _share(self, member: int) -> float:
         terms, members = self._terms, self._roll.members
         if terms.batch is None:
             return 0.0
-        if terms.bounded and terms.balance:
+        if terms.by_speed:
             return self._speeds.share(member, members, terms.batch)
         return self._way.share(len(members), terms.batch)
 

@@ -9,17 +9,25 @@ from echelon.server.terms import Terms
 
 
 def round_of(
-    terms: Terms, version: int, pushes: Sequence[tuple[int, Push]], weight: float = 1.0
+    terms: Terms,
+    version: int,
+    pushes: Sequence[tuple[int, Push]],
+    weight: float = 1.0,
+    members: int = 1,
 ) -> Round:
-    """The round that makes `version` + 1 of these members' pushes, and counts for `weight`."""
+    """The round that makes `version` + 1 of these pushes, and counts for `weight`; they are of one
+    or some of so many `members`."""
     divisors = [push.row.divisor for _, push in pushes]
     ages = [version - push.based_on for _, push in pushes]
     first = pushes[0][1]
+    factor = weight * _factor(terms, version, sum(ages) / len(ages))
+    if terms.by_speed and members > 1:  # the batches of one alone are as they are everywhere
+        factor *= _length(terms, first)
     return Round(
         version=version + 1,
         pushes=tuple((member, push.seq) for member, push in pushes),
         divisor=sum(divisors),
-        factor=weight * _factor(terms, version, first.lease.size, sum(ages) / len(ages)),
+        factor=factor,
         square=first.head.square if len(pushes) == 1 else None,
         clip=terms.clip,
         limit=terms.limit,
@@ -28,10 +36,14 @@ def round_of(
     )
 
 
-def _factor(terms: Terms, version: int, size: int, age: float) -> float:
+def _length(terms: Terms, push: Push) -> float:
+    """A push with more samples is a longer step."""
+    assert terms.batch is not None
+    return push.lease.size / terms.batch
+
+
+def _factor(terms: Terms, version: int, age: float) -> float:
     factor = terms.schedule.factor(version)
-    if terms.bounded and terms.balance and terms.batch is not None:
-        factor *= size / terms.batch  # a push with more samples is a longer step
     return factor / (1 + age) if terms.scaled else factor
 
 

@@ -12,6 +12,10 @@ LEAST = 0.1
 """Of an equal part: what a trainer gets however slow it is, so that it can be seen to recover."""
 
 
+EVEN = 0.1
+"""Speeds that are as near to the mean as this are equal: every push of such has a whole batch."""
+
+
 class Speeds:
     """Samples per second, by member."""
 
@@ -36,4 +40,7 @@ class Speeds:
         if not members or any(other not in self._speeds for other in {member, *members}):
             return float(batch)
         mean = sum(self._speeds[other] for other in members) / len(members)
-        return max(1.0, round(batch * max(LEAST, self._speeds[member] / mean)))
+        relative = self._speeds[member] / mean
+        if abs(relative - 1) <= EVEN:
+            return float(batch)
+        return max(1.0, round(batch * max(LEAST, relative)))

@@ -40,9 +40,9 @@ class Terms:
         return self.quorum is None
 
     @property
-    def bounded(self) -> bool:
-        """Whether each push is an update, and none may be too old."""
-        return self.quorum == 1 and self.staleness is not None
+    def by_speed(self) -> bool:
+        """Whether each push is an update, and has as many samples as its trainer's speed allows."""
+        return self.quorum == 1 and self.balance and self.batch is not None
 
     def is_over(self, version: int) -> bool:
         return self.steps is not None and version >= self.steps

@@ -13,6 +13,7 @@ from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.server.gate import Answer, Decision, Gate, Push, Round
+from echelon.server.speeds import FIRST, Speeds
 
 TOGETHER: dict[str, Any] = {"staleness": 0, "quorum": "all"}
 EACH: dict[str, Any] = {"staleness": None, "quorum": 1}
@@ -337,17 +338,34 @@ def test_the_rate_follows_the_schedule() -> None:
     assert rounds(table.push(0))[0].factor == 0.5
 
 
-def test_a_bounded_push_counts_by_its_size_and_a_stale_one_for_less() -> None:
-    table = Table({"staleness": 3, "quorum": 1}, 2, scale="staleness")
+@pytest.mark.parametrize("staleness", [3, None])
+def test_a_push_counts_by_its_size_and_a_stale_one_for_less(staleness: int | None) -> None:
+    table = Table({"staleness": staleness, "quorum": 1}, 2, scale="staleness")
     table.begin(0, 1)
     assert rounds(table.push(0, 0, lease=(0, 5)))[0].factor == 0.5
     assert rounds(table.push(1, 0, lease=(5, 25)))[0].factor == 2.0 / 2
-    even = Table({"staleness": 3, "quorum": 1, "balance": False}, 1)
+    even = Table({"staleness": staleness, "quorum": 1, "balance": False}, 2)
+    even.begin(0, 1)
     assert rounds(even.push(0, 0, lease=(0, 5)))[0].factor == 1.0
 
 
-def test_shares_follow_speeds() -> None:
-    table = Table({"staleness": 3, "quorum": 1}, 2)
+def test_the_smaller_last_batch_of_one_alone_is_a_whole_step() -> None:
+    table = Table(EACH, 1)
+    table.begin(0)
+    assert rounds(table.push(0, 0, lease=(0, 5)))[0].factor == 1.0
+
+
+def test_trainers_that_are_nearly_as_fast_have_whole_batches() -> None:
+    speeds = Speeds()
+    for _ in range(FIRST + 1):
+        speeds.note(0, 100, 1.0)
+        speeds.note(1, 100, 1.15)
+    assert [speeds.share(member, (0, 1), 64) for member in (0, 1)] == [64.0, 64.0]
+
+
+@pytest.mark.parametrize("staleness", [3, None])
+def test_shares_follow_speeds(staleness: int | None) -> None:
+    table = Table({"staleness": staleness, "quorum": 1}, 2)
     table.begin(0, 1)
     now = 0.0
     for _ in range(4):
