@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -73,23 +74,32 @@ def test_a_gate_that_takes_over_makes_nobody_late(staleness: int) -> None:
     assert set(world.fates) - {"done"} == {"applied", "pulled"}
 
 
-def test_with_shares_by_speed_all_push_at_the_same_pace() -> None:
-    counts = {}
-    for balance in (False, True):
-        world = World(
-            {"staleness": 4, "quorum": 1, "balance": balance, "batch": 20},
-            4,
-            Random(3),
-            samples=3000,
-            epochs=1,
-        )
-        for at, trainer in enumerate(world.members.values()):
-            trainer.speed = 4.0 if at == 0 else 1.0
-        world.run()
-        pushes = [trainer.applied for trainer in world.members.values()]
-        counts[balance] = (world.now, max(pushes) / min(pushes))
-    assert counts[True][1] < 1.6
-    assert counts[True][0] < 0.75 * counts[False][0], "nobody waits for the slow one"
+def with_a_slow_one(staleness: int | None, *, balance: bool) -> World:
+    rules = {"staleness": staleness, "quorum": 1, "balance": balance, "batch": 20}
+    world = World(rules, 4, Random(3), samples=3000, epochs=1)
+    for at, trainer in enumerate(world.members.values()):
+        trainer.speed = 4.0 if at == 0 else 1.0
+    world.run()
+    assert applied_once(world)
+    return world
+
+
+@pytest.mark.parametrize("staleness", [4, None])
+def test_with_shares_by_speed_all_push_at_the_same_pace(staleness: int | None) -> None:
+    world = with_a_slow_one(staleness, balance=True)
+    pushes = [trainer.applied for trainer in world.members.values()]
+    assert max(pushes) / min(pushes) < 1.6
+
+
+def test_with_shares_by_speed_nobody_waits_for_a_slow_one() -> None:
+    shared, whole = (with_a_slow_one(4, balance=balance) for balance in (True, False))
+    assert shared.now < 0.75 * whole.now
+
+
+def test_asynchronous_shares_by_speed_keep_the_gradients_of_a_slow_one_fresh() -> None:
+    shared, whole = (with_a_slow_one(None, balance=balance) for balance in (True, False))
+    assert mean(shared.ages) <= mean(whole.ages)
+    assert max(shared.ages[100:]) < 0.75 * max(whole.ages[100:]), "once speeds are known"
 
 
 def test_backup_workers_do_not_wait_for_the_slow() -> None:
