@@ -46,6 +46,8 @@ QUESTIONS = {
     "recipe": ("features.0.lower=false", "features.1.lower=false"),
     "linear": ("optimizer.lr=10", "epochs=20"),
 }
+TITLES = {"linear": ("optimizer.lr=10", "optimizer.l2=6.25e-6"), "mlp": ("epochs=3",)}
+"""l2 is what logistic regression with C = 3 has on 53,360 texts."""
 HEADLINES = {"recipe": ("features.0.ngrams=2",), "linear": ("optimizer.lr=20", "epochs=20")}
 SETS = {
     "imdb": Set(LONG, 90.94, REVIEWS),
@@ -54,7 +56,7 @@ SETS = {
     "subj": Set(ENGLISH, 91.69),
     "sst2": Set(ENGLISH, 81.93),
     "trec": Set(ENGLISH, 91.00, QUESTIONS),
-    "tnews": Set(CHINESE, 55.98, {"mlp": ("epochs=3",)}),
+    "tnews": Set(CHINESE, 55.98, TITLES),
     "thucnews": Set(CHINESE, 87.19, HEADLINES),
     "chnsenticorp": Set(CHINESE, 92.58),
 }
