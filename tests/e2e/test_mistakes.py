@@ -127,6 +127,13 @@ def test_a_full_disk_behind_stdout_is_one_line(trained: Path, words: list[str]) 
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
+def test_what_a_label_should_be_is_said_whatever_it_is(trained: Path) -> None:
+    (trained / "odd.csv").write_text("a,b,label\n6,0,unheard of\n0,4,low\n", encoding="utf-8")
+    told = asked("predict", "table", "odd.csv", folder=trained)
+    assert [json.loads(line)["label"] for line in told.stdout.splitlines()] == ["high", "low"]
+    assert "unheard of" in refused("eval", "table", "data.path=odd.csv", folder=trained)
+
+
 def test_data_may_be_called_anything(trained: Path) -> None:
     told = asked("predict", "table", "new.csv", folder=trained)
     assert [json.loads(line)["label"] for line in told.stdout.splitlines()] == ["high", "low"]

@@ -167,7 +167,7 @@ def test_what_cannot_have_been_meant_as_a_value_is_refused_on_the_command_line(f
     ("text", "message"),
     [
         ("a: [1", "job.yaml:1: not valid YAML"),
-        ("- 1\n", "job.yaml:1: a job is a mapping"),
+        ("- 1\n", "job.yaml:1: not a mapping of keys"),
         ("seed: 1\nseed: 2\n", "job.yaml:2: key 'seed' is given twice"),
         ("a: !!python/object:os.system x\n", "not valid YAML"),
         ("seed: 1\n? [a, b]\n: 3\n", "job.yaml:2: a key is a word, not a list or a mapping"),

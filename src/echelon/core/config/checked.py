@@ -24,8 +24,9 @@ def checked(kind: type[S], values: Mapping[str, Any], at: KeyPath = ()) -> S:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         inside = _known_part(kind, faults[0]["loc"])
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        message = _explained(kind, faults[0], inside, at) + more
+        one = [fault for fault in faults if _known_part(kind, fault["loc"]) == inside]
+        more = f" (and {len(faults) - len(one)} more)" if len(faults) > len(one) else ""
+        message = _explained(kind, one, inside, at) + more
         raised = faults[0].get("ctx", {}).get("error")
         if isinstance(raised, SettingError):
             paths = tuple((*at, *inside, *key) for key in raised.keys)
@@ -38,7 +39,11 @@ def _dotted(path: KeyPath) -> str:
     return ".".join(map(str, path)) + ": " if path else ""
 
 
-def _explained(kind: type[Section], fault: Mapping[str, Any], inside: KeyPath, at: KeyPath) -> str:
+def _explained(
+    kind: type[Section], one: Sequence[Mapping[str, Any]], inside: KeyPath, at: KeyPath
+) -> str:
+    """`one` fault is several to pydantic where a setting may be this or that."""
+    fault = one[0]
     key = ".".join(map(str, (*at, *inside)))
     if fault["type"] == "extra_forbidden":
         fields = _section_at(kind, inside[:-1]).model_fields
@@ -49,10 +54,20 @@ def _explained(kind: type[Section], fault: Mapping[str, Any], inside: KeyPath, a
         return f"key {key!r} is missing"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
-    value, rule, hint = fault["input"], str(fault["msg"]), ""
-    if fault["type"] == "literal_error" and isinstance(value, str):
-        hint = _hint(value, str(fault["ctx"]["expected"]).split("'")[1::2])
+    value, rule = fault["input"], " or ".join(_rule(each, one) for each in one)
+    words = [
+        word
+        for each in one
+        if each["type"] == "literal_error"
+        for word in str(each["ctx"]["expected"]).split("'")[1::2]
+    ]
+    hint = _hint(value, words) if isinstance(value, str) else ""
     return f"{key} = {value!r}: {rule[0].lower()}{rule[1:]}{hint}"
+
+
+def _rule(fault: Mapping[str, Any], one: Sequence[Mapping[str, Any]]) -> str:
+    said = str(fault["msg"])
+    return said if fault is one[0] else said.removeprefix("Input should be ")
 
 
 def _hint(value: str, choices: list[str]) -> str:

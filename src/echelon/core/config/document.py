@@ -102,7 +102,7 @@ def parse_document(text: str, file: str) -> Document:
         raise ConfigError(f"{file}{line}: not valid YAML: {problem}") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
-        raise ConfigError(f"{file}:1: a job is a mapping of keys to values")
+        raise ConfigError(f"{file}:1: not a mapping of keys to values")
     return Document(values, lines, file)
 
 
@@ -113,7 +113,7 @@ def _parse(text: str, file: str) -> tuple[Any, dict[KeyPath, int]]:
     try:
         node = loader.get_single_node()
         if node is None:
-            return None, lines
+            return None, {(): 1}  # of an empty file, too, what is missing is told with its name
         _walk(node, (), lines, file)
         return loader.construct_document(node), lines
     except RecursionError:

@@ -16,9 +16,16 @@ from echelon.core.config.base import Section, SettingError
 from echelon.core.config.elastic import dialled
 
 
-def _nothing(value: Any) -> Any:
+def _bound(value: Any) -> Any:
     """`none` is what people write where YAML wants `null`."""
-    return None if value == "none" else value
+    if value is None or value == "none":
+        return None
+    if type(value) is int and value >= 0:
+        return value
+    raise ValueError(
+        f"parameter_server.staleness = {value!r}: input should be a whole number from 0 on, or "
+        f"'none'"
+    )
 
 
 class MeritSection(Section):
@@ -52,7 +59,7 @@ class ParameterServerSection(Section):
     replicas: Literal[0, 1] = 0
     """1: each server has a twin that takes over when it is lost, with nothing lost. 0: the run then
     goes back to its last checkpoint."""
-    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_nothing)] = 0
+    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_bound)] = 0
     """How many updates may lie between the weights a gradient was computed on and those it is
     applied to; `none`: any number."""
     quorum: PositiveInt | Literal["all"] | None = None
