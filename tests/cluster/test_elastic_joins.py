@@ -67,6 +67,30 @@ def test_a_newcomer_takes_part_and_a_stranger_does_not(tmp_path: Path) -> None:
     assert counted_by(tmp_path, 2)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("strategy", ["all_reduce", "parameter_server"])
+def test_a_newcomer_that_is_stopped_leaves_and_the_run_goes_on(
+    tmp_path: Path, strategy: str, sent: signal.Signals
+) -> None:
+    with running(tmp_path, *ENDLESS, f"strategy={strategy}", workers=2) as run:
+        run.go()
+        run.reach(5)
+        with join(tmp_path) as newcomer:
+            joined = run.wait("generation", members=[0, 1, 2])
+            run.reach(joined["version"] + 20)
+            os.kill(newcomer.pid, sent)
+            output, errors = newcomer.communicate(timeout=DEADLINE)
+        assert (newcomer.returncode, errors) == (130, "")
+        assert output == f"stopped by {sent.name}; the run goes on\n"
+        left = run.wait("generation", number=joined["number"] + 1)
+        assert left["members"] == [0, 1]
+        assert run.said("lost", member=2)[0]["why"] == f"stopped by {sent.name}"
+        run.reach(left["version"] + 20)
+        output, _ = run.stop()
+    assert output.count("stopped by SIGINT") == 1
+    assert counted_by(tmp_path, 2)
+
+
 def test_too_few_members_wait_for_one_that_joins(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from echelon.cli.interrupt import INTERRUPTED
+from echelon.core.errors import Left
+
 
 def join(
     run: Annotated[
@@ -21,5 +24,9 @@ def join(
     from echelon.cluster import joining  # torch is imported only when there is work for it
     from echelon.track import progress
 
-    result = joining.join(run, observers=[progress(quiet=quiet)])
+    try:
+        result = joining.join(run, observers=[progress(quiet=quiet)])
+    except Left as error:
+        print(f"{error}; the run goes on")
+        raise typer.Exit(INTERRUPTED) from None
     print(f"{result.reason}; {result.steps:,} steps of the run")

@@ -11,7 +11,7 @@ from echelon import task as tasks
 from echelon.cluster.coordinator import read_join_string
 from echelon.cluster.elastic_group import ElasticGroup
 from echelon.core.config import Job, job_from
-from echelon.core.errors import PeerError, RunError
+from echelon.core.errors import Left, PeerError, RunError
 from echelon.core.protocols import Observer
 from echelon.loop import PYTHON_TASK, Result, take_part
 
@@ -22,7 +22,10 @@ _DEADLINE = 30.0
 
 
 def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
-    """Take part in a run until it ends. `text`: its join string, or its folder on this machine."""
+    """Take part in a run until it ends. `text`: its join string, or its folder on this machine.
+
+    `Left` is raised if a signal asks this process to end: the run goes on without it.
+    """
     host, port, key = read_join_string(_string(text))
     group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
     with member_of(group, fatal=False) as results:
@@ -37,6 +40,7 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
             store=Path(about["store"]),
             observers=observers,
             newcomer=True,
+            guest=True,
         )
         results.append(result)
         return result
@@ -49,12 +53,22 @@ def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
     try:
         yield results
         group.leave(results[0].status, over=True)
+    except Left as error:
+        with suppress(PeerError):
+            group.leave(str(error))
+        raise
     except BaseException as error:
         with suppress(PeerError):
-            group.leave(f"{type(error).__name__}: {error}", fatal=fatal)
+            group.leave(_words(error), fatal=fatal)
         raise
     finally:
         group.end()
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped at once by a signal"
+    return f"{type(error).__name__}: {error}"
 
 
 def _string(text: str) -> str:

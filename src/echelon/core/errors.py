@@ -64,6 +64,10 @@ class PeerError(TrainingError):
     """Another member is gone or does not answer: never the cause, always the consequence."""
 
 
+class Left(EchelonError):
+    """This member was asked to go; the run goes on without it."""
+
+
 class CheckpointError(TrainingError):
     """A checkpoint is torn, corrupt or does not fit the model."""
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 from echelon.checkpoint import Shelf, Writer, randomness
 from echelon.core.config import Job
-from echelon.core.errors import NonFiniteError, PeerError
+from echelon.core.errors import Left, NonFiniteError, PeerError
 from echelon.core.protocols import Comm, Metric, Observer, RemoteStrategy, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
+from echelon.loop.due import is_due, next_due, saves_on_the_way
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
 from echelon.loop.fellows import Fellows
 from echelon.loop.limits import Limits
@@ -75,6 +76,8 @@ class Run:
     """Whether members have met in this generation."""
     newcomer: bool = False
     """Whether this member's state is not worth anything yet."""
+    guest: bool = False
+    """Whether a signal sends this member away, and does not end the run."""
     lead: Callable[[], None] = lambda: None
     """Called in every new generation: whoever is the first one leads."""
     rebuild: Callable[[], Strategy] = field(init=False)
@@ -121,11 +124,13 @@ class Run:
             self.evaluate()
         if self._is_due(self.job.checkpoint.every):
             self.save()
-        self._plan()
+        self.due_at = next_due(self.job, self.version)
         return self.over()
 
     def glance(self) -> None:
-        """Tell how it goes: what can be done without the others."""
+        """Tell how it goes, or leave: what can be done without the others."""
+        if self.guest and self._wish:
+            raise Left(self._wish)
         if time.perf_counter() >= self.tick_at:
             if self.limits.late(self.seconds):
                 self.comm.asked |= Ask.TIME
@@ -161,7 +166,7 @@ class Run:
         self.tell()
         self._started = time.perf_counter()
         self.meter.restart()
-        self._plan()
+        self.due_at = next_due(self.job, self.version)
 
     def finish(self) -> None:
         """The last evaluation and checkpoint, unless they were just made."""
@@ -175,9 +180,13 @@ class Run:
         self.save(last=True)
 
     def interrupt(self, why: str) -> None:
-        """Ask all members to stop after the same update; safe to call from a signal handler."""
+        """Ask all members to stop after the same update, or leave after this one; safe to call
+        from a signal handler."""
         self._wish = f"stopped by {why}"
-        self.comm.asked |= Ask.SIGNAL
+        if self.guest:
+            self.due_at = 0
+        else:
+            self.comm.asked |= Ask.SIGNAL
 
     def heed(self, asked: int) -> None:
         """Some member asked all for something: its clock ran out, it got a signal, …"""
@@ -311,12 +320,9 @@ class Run:
         if not self._ready:
             self._ready = True
             alone = self.strategy.alone and not self.strategy.remote
-            if self.comm.index == 0 and alone and self._saves_on_the_way():
+            saves = saves_on_the_way(self.job, evaluates=self.valid is not None)
+            if self.comm.index == 0 and alone and saves:
                 self.writer.prepare(self.strategy.state_dict())
-
-    def _saves_on_the_way(self) -> bool:
-        looks = self.valid is not None and self.job.evaluate.every != "never"
-        return self.job.checkpoint.every != "never" or (looks and self.job.checkpoint.best)
 
     def _figures(self, values: dict[str, float]) -> dict[str, float]:
         return values | {
@@ -333,16 +339,5 @@ class Run:
 
     def _is_due(self, every: object, last: int | None = None) -> bool:
         """At this version; where versions are not seen one by one, since the `last` look."""
-        if not isinstance(every, int):
-            return False
-        if self.strategy.apart:
-            return self.version // every > max(0, self.met_at if last is None else last) // every
-        return self.version % every == 0
-
-    def _plan(self) -> None:
-        """The next version at which anything is due, so that a step in between costs nothing."""
-        intervals = (self.job.track.every, self.job.evaluate.every, self.job.checkpoint.every)
-        steps = [self.version - self.version % n + n for n in intervals if isinstance(n, int)]
-        if self.limits.steps is not None:
-            steps.append(self.limits.steps)
-        self.due_at = min(steps)
+        since = (self.met_at if last is None else last) if self.strategy.apart else None
+        return is_due(every, self.version, since)

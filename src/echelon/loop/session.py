@@ -15,7 +15,7 @@ from torch import nn
 
 from echelon.comm import Alone
 from echelon.core.config import Job
-from echelon.core.errors import CheckpointError, EchelonError, RunError
+from echelon.core.errors import CheckpointError, EchelonError, Left, RunError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
@@ -133,6 +133,8 @@ def trained(run: Run, task: Task, run_id: str, folder: Path) -> Result:
         if run.comm.index == 0:
             _show(run, task, model, folder)
         result = _result(run, run_id, folder, run.interrupted or reason, model)
+    except Left:
+        raise
     except BaseException as error:
         _failed(run, run_id, folder, error)
         raise

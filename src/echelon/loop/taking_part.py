@@ -13,7 +13,7 @@ from pathlib import Path
 
 from echelon.comm.torn import is_torn
 from echelon.core.config import Job
-from echelon.core.errors import PeerError
+from echelon.core.errors import Left, PeerError
 from echelon.core.protocols import Comm, Observer
 from echelon.core.task import Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts, set_up
@@ -58,8 +58,10 @@ def take_part(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     newcomer: bool = False,
+    guest: bool = False,
 ) -> Result:
-    """Be a member until the run ends; a newcomer gets its state from the others."""
+    """Be a member until the run ends, a guest until it is asked to go, which raises `Left`; a
+    newcomer gets its state from the others."""
     task = prepare(task)
     watchers = Observers(())
     with threads(job.threads, comm.count) as divide:
@@ -69,6 +71,7 @@ def take_part(
             leading = _Leading(here, task, Store(store), run, observers, watchers)
             leading.resumes = resume
             here.share_cores = divide
+            here.guest = guest
             here.rebuild = lambda: set_up(job, task, comm, here.schedule, watchers)
             here.clerk = _Reporter(here)
             here.lead = leading.changed
@@ -111,11 +114,11 @@ def _ready(
 
 @contextmanager
 def _silent_if_left_out(comm: Comm, watchers: Observers) -> Iterator[None]:
-    """Of a run that ended while this member was not in it, others tell how."""
+    """Of a run that goes on, or ended while this member was not in it, others tell how."""
     try:
         yield
-    except BaseException:
-        if not comm.met:
+    except BaseException as error:
+        if isinstance(error, Left) or not comm.met:
             watchers.pass_on()
         raise
 
