@@ -27,6 +27,9 @@ SILENCE = 1.5
 """Seconds without a sign of life until it is asked why."""
 STOPPED = 1.25
 """Seconds for which a process may be stopped: that is known, and no guess."""
+UNANSWERED = 0.7
+"""Seconds for which something sent may go without any answer, beyond what a round trip takes. The
+kernel does not always send again that soon: one slow round trip, and it waits three seconds."""
 PING = 0.4
 """Seconds without anything sent until a ping is due; looked at every `sockets.TICK`."""
 _CLOGGED = 32 * 1024
@@ -73,6 +76,8 @@ class Life:
         self._socket, self._pid, self._patience = connected, pid, patience
         self._remote = connected.family != socket.AF_UNIX
         self._stopped: float | None = None
+        self._asked: float | None = None
+        """When something was first seen to be unacknowledged that still is, with nothing heard."""
 
     def look(self) -> tuple[str | None, bool]:
         """Why it is to be given up, if it is; and whether a ping is due."""
@@ -83,13 +88,22 @@ class Life:
 
     def _judged(self, seen: Signs) -> str | None:
         heard = min(seen.received, seen.acknowledged)
-        if seen.unacknowledged and seen.retransmits and heard > SILENCE:
+        if self._is_unanswered(seen, heard) and heard > SILENCE:
             return f"is out of reach: nothing is acknowledged since {heard:.1f} s"
         if self._pid is not None:
             return self._frozen()
         if seen.received <= self._patience or unread(self._socket) > _CLOGGED:
             return None
         return f"is frozen: its host answers, it says nothing since {seen.received:.1f} s"
+
+    def _is_unanswered(self, seen: Signs, heard: float) -> bool:
+        if not seen.unacknowledged:
+            self._asked = None
+            return False
+        now = monotonic()
+        if self._asked is None or heard < now - self._asked:
+            self._asked = now
+        return seen.retransmits > 0 or now - self._asked > UNANSWERED
 
     def _frozen(self) -> str | None:
         if self._pid is None or not is_stopped(self._pid):

@@ -91,12 +91,12 @@ def stays_here(connected: socket.socket) -> bool:
     """Whether what is sent never leaves this host."""
     if connected.family == socket.AF_UNIX:
         return True
-    return is_loopback(_plain(connected.getpeername()[0]))
+    return is_here(connected.getpeername()[0])
 
 
-def _plain(host: str) -> str:
-    """Without the prefix of an IPv4 address on an IPv6 socket."""
-    return host.removeprefix("::ffff:")
+def is_here(host: str) -> bool:
+    """Whether an address never leaves this host; also that of an IPv4 peer on an IPv6 socket."""
+    return is_loopback(host.removeprefix("::ffff:"))
 
 
 def congestion(opened: socket.socket) -> None:

@@ -248,5 +248,43 @@ def test_a_host_that_vanishes_is_known_soon() -> None:
         far.communicate()
 
 
+def looks(
+    monkeypatch: pytest.MonkeyPatch, seen: Callable[[float], life.Signs], *, step: float = 0.25
+) -> float | None:
+    """After how many seconds somebody is given up, by what the kernel says at each of them."""
+    now = 0.0
+    monkeypatch.setattr(life, "monotonic", lambda: 1000.0 + now)
+    monkeypatch.setattr(life, "signs", lambda _: seen(now))
+    with pair("tcp") as (ours, _):
+        watch = life.Life(ours._socket, None, patience=60.0)
+        while now < SOON:
+            if watch.look()[0] is not None:
+                return now
+            now += step
+    return None
+
+
+def test_who_does_not_answer_is_lost_before_the_kernel_sends_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After one slow round trip the kernel waits for seconds before it does."""
+    last = looks(monkeypatch, lambda now: life.Signs(0, int(now >= 0.5), now % 0.5, now, now))
+    assert last is not None
+    assert 1.5 < last < 2.0
+
+
+def test_silence_alone_makes_nobody_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with nothing under way, nor with something sent a moment ago."""
+    assert looks(monkeypatch, lambda now: life.Signs(0, 0, now, now, now)) is None
+    asked = looks(
+        monkeypatch, lambda now: life.Signs(0, int(now % 1 < 0.5), now % 1, now + 2, now + 2)
+    )
+    assert asked is None
+
+
+def test_who_answers_while_more_is_sent_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks(monkeypatch, lambda _: life.Signs(0, 9, 0.0, 1.6, 0.1)) is None
+
+
 def _do(*command: str) -> None:
     subprocess.run(command, check=True, timeout=10)
