@@ -46,7 +46,7 @@ def answer_to(coordinator: Coordinator, data: bytes, *, proven: bool = False) ->
 
 
 def hello(**more: Any) -> bytes:
-    who = {"pid": 4711, "host": "x", "name": "x", "generation": 0, "version": 1}
+    who = {"pid": 4711, "host": "x", "name": "x", "generation": 0, "version": 2}
     return encode("hello", **{"role": "trainer", **who, **more})
 
 
@@ -58,11 +58,11 @@ def hello(**more: Any) -> bytes:
         (b"\0\0\0\x02[]", "not a JSON object with a kind"),
         (b"\0\0\x03\x00" + b"[" * 768, "a frame is not JSON"),
         (encode("beat", step=1), "'beat' where 'proof' was due"),
-        (encode("proof", version=2), "protocol version 2 and 1 do not fit"),
-        (encode("proof", version=1, nonce="abc"), "a nonce has 32 bytes"),
-        (encode("proof", version=1, nonce="00" * 32, proof="é" * 64), "wrong key"),
-        (encode("proof", version=1, nonce="00" * 32, proof=None), "wrong key"),
-        (encode("proof", version=1, nonce="00" * 500), "over the limit of 1,024"),
+        (encode("proof", version=1), "protocol version 1 and 2 do not fit"),
+        (encode("proof", version=2, nonce="abc"), "a nonce has 32 bytes"),
+        (encode("proof", version=2, nonce="00" * 32, proof="é" * 64), "wrong key"),
+        (encode("proof", version=2, nonce="00" * 32, proof=None), "wrong key"),
+        (encode("proof", version=2, nonce="00" * 500), "over the limit of 1,024"),
     ],
 )
 def test_whoever_does_not_know_the_key_gets_a_reason_and_nothing_else(
@@ -77,8 +77,8 @@ def test_whoever_does_not_know_the_key_gets_a_reason_and_nothing_else(
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (encode("beat", step=1, doing=""), "a hello of protocol version 1 was due"),
-        (hello(version=9), "a hello of protocol version 1 was due"),
+        (encode("beat", step=1, doing=""), "a hello of protocol version 2 was due"),
+        (hello(version=9), "a hello of protocol version 2 was due"),
         (hello(role="king"), "says role = 'king': it must be 'trainer' or 'supervisor'"),
         (hello(pid=0), "says pid = 0: it must be a whole number of at least 1"),
         (hello(name="a\x1b[2J"), "printable"),
@@ -121,8 +121,8 @@ def test_the_key_never_crosses_the_wire_and_old_answers_are_of_no_use(
     with socket.create_connection(coordinator.address) as first:
         (challenge,) = Decoder().feed(first.recv(4096))
     nonce = bytes(32)
-    proof = member_proof(coordinator.key, bytes.fromhex(challenge["nonce"]), nonce)
-    replayed = encode("proof", version=1, nonce=nonce.hex(), proof=proof)
+    proof = member_proof(coordinator.key, bytes.fromhex(challenge["nonce"]), nonce, False)
+    replayed = encode("proof", version=2, nonce=nonce.hex(), proof=proof)
     assert coordinator.key.hex().encode() not in replayed
     assert answer_to(coordinator, replayed)[-1]["why"].startswith("wrong key")
 
@@ -134,7 +134,7 @@ def test_an_impostor_that_listens_instead_of_the_coordinator_is_found_out(tmp_pa
     def pretend() -> None:
         connection, _ = coordinator.listener.accept()
         with connection:
-            connection.sendall(encode("challenge", version=1, nonce="00" * 32))
+            connection.sendall(encode("challenge", version=2, nonce="00" * 32))
             seen.extend(Decoder().feed(connection.recv(4096)))
             # The member's own proof, sent back to it.
             connection.sendall(encode("proof", proof=seen[0]["proof"]))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from echelon.cluster.coordinator.frames import BadFrame, Decoder, Message, encode
+from echelon.cluster.coordinator.frames import LIMIT, BadFrame, Decoder, Message, encode
 from echelon.cluster.coordinator.handshake import answer_to, fresh_nonce, is_proof
+from echelon.cluster.coordinator.sealing import Seal
+from echelon.comm.channel.cipher import TAG
 from echelon.comm.channel.doorway import close_in_children
+from echelon.comm.channel.sockets import stays_here
 from echelon.core.errors import PeerError
 
 _CHUNK = 1 << 16
@@ -38,13 +42,16 @@ class Call:
         self._where = f"{address[0]}:{address[1]}"
         self._decoder = Decoder()
         self._early: list[Message] = []
+        self._seal: Seal | None = None
         self.socket = socket.socket()
         try:
             self._connect(address)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
-            fields, due = answer_to(key, fresh_nonce(), self.next("challenge"))
+            sealed = not stays_here(self.socket)
+            fields, due, seal = answer_to(key, fresh_nonce(), sealed, self.next("challenge"))
             self.send("proof", **fields)
+            self._seal = seal
             if not is_proof(self.next("proof").get("proof"), due):
                 raise Refused(f"whoever listens at {self._where} does not know this run's key")
         except BaseException:
@@ -52,7 +59,8 @@ class Call:
             raise
 
     def send(self, kind: str, **fields: Any) -> None:
-        self.socket.sendall(encode(kind, **fields))
+        frame = encode(kind, **fields)
+        self.socket.sendall(frame if self._seal is None else self._seal.closed([frame]))
 
     def receive(self) -> list[Message]:
         """What has come; waits for something."""
@@ -62,7 +70,15 @@ class Call:
         data = self.socket.recv(_CHUNK)
         if not data:
             raise ConnectionResetError(f"the coordinator at {self._where} closed the connection")
-        return list(self._decoder.feed(data))
+        return list(self._opened(data))
+
+    def _opened(self, data: bytes) -> Iterator[Message]:
+        """The coordinator's proof is the last frame that is not encrypted."""
+        for message in self._decoder.feed(data):
+            yield message
+            if self._seal is not None and message["kind"] == "proof":
+                self._decoder.opened = self._seal.opened
+                self._decoder.limit = LIMIT + TAG
 
     def next(self, *kinds: str) -> Message:
         """The next frame, which is of one of these kinds unless we are refused."""

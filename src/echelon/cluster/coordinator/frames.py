@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from echelon.core.errors import PeerError
@@ -11,13 +11,17 @@ from echelon.core.errors import PeerError
 LIMIT = 1 << 20
 """Bytes of the largest frame. Members who have not shown the key yet get `SHORT`."""
 SHORT = 1 << 10
-_HEAD = 4
+HEAD = 4
 
 Message = dict[str, Any]
 
 
 class BadFrame(PeerError):
     """What came over the wire is not what was agreed upon."""
+
+
+class Tampered(BadFrame):
+    """An encrypted frame is not what was sent: somebody in between is at fault, not its sender."""
 
 
 def _no_number(text: str) -> NoReturn:
@@ -30,7 +34,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 def encode(kind: str, **fields: Any) -> bytes:
     body = _ENCODER.encode({"kind": kind, **fields}).encode()
-    return _head(len(body)) + body
+    return head(len(body)) + body
 
 
 def common_part(fields: Message) -> bytes:
@@ -42,13 +46,14 @@ def common_part(fields: Message) -> bytes:
 def encode_with(common: bytes, kind: str, **fields: Any) -> tuple[bytes, bytes]:
     """A frame in two parts, of which the second is `common` itself and takes no more memory."""
     own = _ENCODER.encode({"kind": kind, **fields}).encode()[:-1] + b","
-    return _head(len(own) + len(common)) + own, common
+    return head(len(own) + len(common)) + own, common
 
 
-def _head(length: int) -> bytes:
-    if length > LIMIT:
+def head(length: int, more: int = 0) -> bytes:
+    """The first bytes of a frame; `more`: what encryption adds to it."""
+    if length > LIMIT + more:
         raise BadFrame(f"a frame of {length:,} bytes is over the limit of {LIMIT:,}")
-    return length.to_bytes(_HEAD, "big")
+    return length.to_bytes(HEAD, "big")
 
 
 class Decoder:
@@ -56,6 +61,8 @@ class Decoder:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
+        self.opened: Callable[[bytes], bytes] | None = None
+        """Decrypts the frames from here on."""
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -64,18 +71,18 @@ class Decoder:
         held += data
         at = 0
         try:
-            while len(held) - at >= _HEAD:
-                length = int.from_bytes(held[at : at + _HEAD], "big")
+            while len(held) - at >= HEAD:
+                length = int.from_bytes(held[at : at + HEAD], "big")
                 if length > self.limit:
                     raise BadFrame(
                         f"a frame of {length:,} bytes is over the limit of {self.limit:,}"
                     )
-                stop = at + _HEAD + length
+                stop = at + HEAD + length
                 if len(held) < stop:
                     break
-                body = bytes(held[at + _HEAD : stop])
+                body = bytes(held[at + HEAD : stop])
                 at = stop
-                yield decode(body)
+                yield decode(body if self.opened is None else self.opened(body))
         finally:
             del held[:at]
 

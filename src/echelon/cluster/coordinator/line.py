@@ -10,6 +10,9 @@ from itertools import islice
 from echelon.cluster.coordinator.frames import LIMIT, SHORT, Decoder, encode
 from echelon.cluster.coordinator.handshake import challenge_fields, fresh_nonce
 from echelon.cluster.coordinator.roster import Member
+from echelon.cluster.coordinator.sealing import Seal
+from echelon.comm.channel.cipher import TAG
+from echelon.comm.channel.sockets import is_here
 
 CHUNK = 1 << 16
 UNSENT = 8 * LIMIT
@@ -40,10 +43,13 @@ class Line:
         self.member: Member | None = None
         self.watches_writing = False
         self.nonce = fresh_nonce()
+        self.sealed = not is_here(address)
+        """Whether what is said leaves this host."""
+        self._seal: Seal | None = None
         self.decoder = Decoder(SHORT)
         self._unsent: deque[memoryview] = deque()
         self._waiting = 0
-        self.put(encode("challenge", **challenge_fields(self.nonce)))
+        self.put(encode("challenge", **challenge_fields(self.nonce, self.sealed)))
 
     @property
     def has_unsent(self) -> bool:
@@ -53,11 +59,16 @@ class Line:
     def is_clogged(self) -> bool:
         return self._waiting > UNSENT
 
-    def proven(self) -> None:
+    def proven(self, seal: Seal | None) -> None:
+        """From here on, with this encryption."""
         self.stage, self.decoder.limit = Stage.PROVEN, LIMIT
+        if seal is not None:
+            self._seal, self.decoder.opened = seal, seal.opened
+            self.decoder.limit += TAG
 
     def put(self, *parts: bytes) -> None:
-        for part in parts:
+        """One frame."""
+        for part in parts if self._seal is None else [self._seal.closed(parts)]:
             self._unsent.append(memoryview(part))
             self._waiting += len(part)
 

@@ -63,8 +63,10 @@ class Server:
         if line.stage is Stage.MEMBER:
             self._heard(now, line, message)
         elif line.stage is Stage.CHALLENGED:
-            line.put(encode("proof", proof=answered(self._desk.settings.key, line.nonce, message)))
-            line.proven()
+            key = self._desk.settings.key
+            proof, seal = answered(key, line.nonce, line.sealed, message)
+            line.put(encode("proof", proof=proof))
+            line.proven(seal)
             self._board.push(now, line)
         elif line.stage is Stage.PROVEN:
             self._greeted(now, line, message)

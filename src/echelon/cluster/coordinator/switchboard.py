@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any, Protocol
 
-from echelon.cluster.coordinator.frames import BadFrame, Message, encode
+from echelon.cluster.coordinator.frames import BadFrame, Message, Tampered, encode
 from echelon.cluster.coordinator.line import Line, Stage
 from echelon.track.text import warn
 
@@ -168,5 +168,8 @@ class Switchboard:
                 self._listener.take(now, line, message)
                 if line.stage is Stage.LEAVING or line not in self.lines:
                     return
+        except Tampered as error:
+            self.say_once(line.address, f"a connection was dropped: {error}")
+            self.close(now, line)  # its member makes another one
         except BadFrame as error:
             self.refuse(now, line, str(error))
