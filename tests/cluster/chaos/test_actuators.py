@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from echelon.cluster.chaos.actuators import Actuators, NotYet
+from echelon.cluster.chaos.actuators import Actuators, Never, NotYet
 from echelon.cluster.chaos.plan import read_plan
 from echelon.cluster.chaos.process import Command
 from echelon.cluster.chaos.scene import Scene
@@ -40,3 +40,20 @@ def test_a_server_is_killed_only_while_its_state_is_somewhere_else(tmp_path: Pat
         (tmp_path / CHECKPOINTS / "step-000000000010").mkdir(parents=True)
         with pytest.raises(NotYet, match="server 0 has just ended"):
             actuators.do(fault)
+
+
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [([], "the run has no servers"), ([1, 2], r"there is no server 0 \(choices: 1, 2\)")],
+)
+def test_a_server_that_is_not_there_is_named_with_those_that_are(
+    tmp_path: Path, shards: list[int], words: str
+) -> None:
+    seats = [{"shard": shard, "pid": 0, "twin": False} for shard in shards]
+    (tmp_path / SERVERS).write_text(json.dumps(seats))
+    formed = {"kind": "generation", "time": 1.0, "number": 1, "members": [0], "version": 0}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(formed | {"shares": None}) + "\n")
+    (scene := Scene(tmp_path / "journal.jsonl")).update()
+    (fault,) = read_plan("kill server:0@step=1")
+    with pytest.raises(Never, match=words):
+        Actuators(scene, tmp_path, cast(Command, None), 0, None).do(fault)

@@ -75,8 +75,9 @@ def test_a_newcomer_asks_for_a_regroup_that_can_wait_and_is_healed_by_the_most_a
     new = scene.hello(20)
     assert new.id == 2
     assert not scene.told(zero, "regroup"), "it prepares itself alone"
-    scene.arrive(new)
+    scene.arrive(new, why="")
     assert [scene.told(m, "regroup")[0]["urgent"] for m in (zero, one)] == [False, False]
+    assert scene.told(zero, "regroup")[0]["why"].endswith(": it is here to take part")
     scene.arrive(zero, 1, 4)
     scene.arrive(one, 1, 5)
     told = scene.told(new, "generation")[-1]

@@ -115,8 +115,10 @@ class Actuators:
         wanted = deed.fault.member
         if not self._scene.order:
             raise NotYet("the run has not begun")
-        if not seats or (wanted is not None and wanted not in seats):
-            raise Never(f"there is no server {wanted or ''} (there are {_listed(seats)})")
+        if not seats:
+            raise Never("the run has no servers")
+        if wanted is not None and wanted not in seats:
+            raise Never(f"there is no server {wanted} (choices: {_listed(seats)})")
         deed.server = self._chance.choice(sorted(seats)) if wanted is None else wanted
         self._spare_the_state(deed.server)
         deed.pids = [seats[deed.server]]

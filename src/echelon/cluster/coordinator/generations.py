@@ -95,7 +95,8 @@ class Generations:
         if left and self._first is None:
             self._first = now
         if self.phase is Phase.FORMED:
-            self._gather(now, f"{member}: {message['why']}", urgent=left > 0)
+            why = message["why"] or "it is here to take part"  # a newcomer has lost nobody
+            self._gather(now, f"{member}: {why}", urgent=left > 0)
         self.try_to_form(now)
 
     def lost(self, now: float, member: Member, why: str) -> None:
