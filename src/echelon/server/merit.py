@@ -4,15 +4,16 @@ A push says how far its gradient agrees with that of a few held-out samples (the
 above 0 their loss falls with it, below it rises). One measurement is mostly noise; their moving
 mean is not. Random labels have a mean about 0, where others' is far above; so a trainer is turned
 away if its mean is a small part of the others' median. It goes on pushing, and takes part again
-once its mean is like theirs. Where theirs is about 0 itself, as at the end of a training, nothing
-can be told, and all stays as it is.
+once its mean is like theirs. Neither is left to chance: what a mean may be off by is known from how
+far measurements lie apart. Where the others' is about 0 itself, as at the end of a training,
+nothing can be told, and all stays as it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -24,6 +25,10 @@ PATIENCE = 4
 """Measurements before anybody is turned away."""
 OUT, IN = 0.25, 0.5
 """Parts of the others' median, below and above which a trainer's place changes."""
+LIKELY, CERTAIN = 2.0, 4.0
+"""Errors of a mean: by so many the others' are taken to be less before anybody is turned away, and
+by so many one that is out has to be better. All are measured hundreds of times: what chance can do,
+it does, and one that is let in so does harm until it is out again."""
 NOTHING = 0.05
 """A median below this tells nothing."""
 
@@ -34,11 +39,20 @@ Policy = Literal["reject", "weigh"]
 class _Mean:
     value: float = 0.0
     count: int = 0
+    spread: float = 0.0
+    """The variance of single measurements."""
+
+    @property
+    def error(self) -> float:
+        """How far the mean is off, by chance."""
+        return math.sqrt(self.spread * NEW / (2 - NEW))
 
     def add(self, value: float) -> None:
         self.count += 1
         # The mean of all as long as they are few, so that the first one has no say of its own.
-        self.value += (value - self.value) * max(NEW, 1 / self.count)
+        new, moved = max(NEW, 1 / self.count), value - self.value
+        self.value += new * moved
+        self.spread = (1 - new) * (self.spread + new * moved * moved)
 
 
 class Merits:
@@ -69,9 +83,10 @@ class Merits:
             mine, theirs = self._means.get(member), self._median(member, members)
             if mine is None or mine.count < PATIENCE or theirs is None:
                 continue
-            if mine.value < OUT * theirs:
+            least = self._median(member, members, LIKELY)
+            if least is not None and mine.value + mine.error < OUT * least:
                 self._out.add(member)
-            elif mine.value > IN * theirs:
+            elif mine.value > IN * theirs and mine.value - CERTAIN * mine.error > OUT * theirs:
                 self._out.discard(member)
 
     def reject(self, member: int) -> str:
@@ -81,7 +96,7 @@ class Merits:
 
     def state_dict(self) -> dict[str, Any]:
         """For a gate that takes over."""
-        means = [[member, mean.value, mean.count] for member, mean in self._means.items()]
+        means = [[member, *astuple(mean)] for member, mean in self._means.items()]
         return {
             "means": means,
             "out": sorted(self._out),
@@ -89,7 +104,7 @@ class Merits:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._means = {member: _Mean(value, count) for member, value, count in state["means"]}
+        self._means = {member: _Mean(*mean) for member, *mean in state["means"]}
         self._out = set(state["out"])
         self._rejected = dict(state["rejected"])
 
@@ -99,10 +114,12 @@ class Merits:
             for member, mean in sorted(self._means.items())
         }
 
-    def _median(self, member: int, members: Collection[int]) -> float | None:
-        """Of the others; None if it tells nothing."""
-        means = [self._means[other] for other in members if other in self._means]
-        found = [m.value for m in means if m.count >= PATIENCE and m is not self._means.get(member)]
+    def _median(self, member: int, members: Collection[int], errors: float = 0.0) -> float | None:
+        """Of the others, each less so many errors of its mean; None if it tells nothing."""
+        means = [
+            self._means[other] for other in members if other in self._means and other != member
+        ]
+        found = [m.value - errors * m.error for m in means if m.count >= PATIENCE]
         middle = median(found) if found else 0.0
         return middle if middle > NOTHING else None
 

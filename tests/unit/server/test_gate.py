@@ -13,7 +13,6 @@ from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.server.gate import Answer, Decision, Gate, Push, Round
-from echelon.server.speeds import FIRST, Speeds
 
 TOGETHER: dict[str, Any] = {"staleness": 0, "quorum": "all"}
 EACH: dict[str, Any] = {"staleness": None, "quorum": 1}
@@ -353,14 +352,6 @@ def test_the_smaller_last_batch_of_one_alone_is_a_whole_step() -> None:
     table = Table(EACH, 1)
     table.begin(0)
     assert rounds(table.push(0, 0, lease=(0, 5)))[0].factor == 1.0
-
-
-def test_trainers_that_are_nearly_as_fast_have_whole_batches() -> None:
-    speeds = Speeds()
-    for _ in range(FIRST + 1):
-        speeds.note(0, 100, 1.0)
-        speeds.note(1, 100, 1.15)
-    assert [speeds.share(member, (0, 1), 64) for member in (0, 1)] == [64.0, 64.0]
 
 
 @pytest.mark.parametrize("staleness", [3, None])

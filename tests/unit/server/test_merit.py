@@ -165,12 +165,37 @@ def test_whose_merit_is_a_small_part_of_the_others_is_out_until_it_is_like_their
     assert merits.reject(2) == "updates of member 2 do harm: their merit is 0.00"
     assert merits.figures()[2] == {"merit": 0.0, "rejected": 1}
     merits.note(2, math.nan, members)
-    for _ in range(2):
+    for _ in range(5):
         merits.note(2, 0.5, members)
-    assert merits.weight(2, members) == 0.0, "better, but not like the others"
-    for _ in range(3):
+    assert merits.weight(2, members) == 0.0, "better, but that may be chance"
+    for _ in range(10):
         merits.note(2, 0.5, members)
     assert merits.weight(2, members) == 1.0
+
+
+def test_chance_lets_nobody_in_and_turns_nobody_away() -> None:
+    """Late in a training all merits are about 0, and each is above the others' at times."""
+    crew = Crew({**APART, "merit": "reject"}, shuffled_labels)
+    assert crew.accuracy(400) > 0.95
+    figures = crew.gate.figures()
+    assert figures["2"]["applied"] < 40
+    assert all(figures[good]["rejected"] == 0 for good in "01")
+
+
+def test_one_whose_samples_are_mended_takes_part_again() -> None:
+    spoilt = True
+
+    def spoil(member: int, batch: Columns) -> Columns:
+        return shuffled_labels(member, batch) if spoilt else batch
+
+    crew = Crew({**APART, "merit": "reject"}, spoil)
+    crew.accuracy(25)
+    assert crew.gate.figures()["2"]["rejected"] > 0
+    spoilt = False
+    crew.accuracy(100)
+    before = crew.gate.figures()["2"]["rejected"]
+    crew.accuracy(20)
+    assert crew.gate.figures()["2"]["rejected"] == before
 
 
 def test_a_gate_that_takes_over_knows_whose_updates_do_harm() -> None:
