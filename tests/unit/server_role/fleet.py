@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.children import Child, answers, fork, wait
 
+from echelon.comm.channel import Connection
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.servers import Servers
 from echelon.server.role import ServerSettings, serve
+from echelon.server.twin import Twin
 
 DEADLINE = 20.0
 Body = Callable[[Servers, int], Any]
@@ -36,9 +39,19 @@ class Fleet:
         settings = ServerSettings(shard, self.addresses, self.key, DEADLINE, twin)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            self.servers[shard, twin] = fork(lambda: serve(self.sockets[shard], settings))
+            self.servers[shard, twin] = fork(lambda: _serve(self.sockets[shard], settings))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def replace(self, shard: int) -> None:
+        """As a supervisor does it; the twin is one that has all there is."""
+        mark, until = _mark(self.servers[shard, True].pid), time.monotonic() + DEADLINE
+        while not mark.exists():
+            assert time.monotonic() < until, f"the twin of shard {shard} got nothing"
+            time.sleep(0.0005)
+        self.kill(shard)
+        self.promote(shard)
+        self.start(shard, twin=True)
 
     def kill(self, shard: int, *, twin: bool = False) -> None:
         child = self.servers.pop((shard, twin))
@@ -101,6 +114,24 @@ class Fleet:
             for each in listening:
                 each.close()
         return found
+
+
+def _serve(sockets: list[socket.socket], settings: ServerSettings) -> None:
+    """A twin leaves a mark as soon as it is what its shard is."""
+
+    become = Twin._become
+
+    def marking(self: Twin, connection: Connection, document: dict[str, Any]) -> None:
+        become(self, connection, document)
+        if document["incarnation"]:  # or nobody has uploaded anything yet
+            _mark(os.getpid()).touch()
+
+    Twin._become = marking  # type: ignore[method-assign]
+    serve(sockets, settings)
+
+
+def _mark(pid: int) -> Path:
+    return Path(f"twin-{pid}")
 
 
 @contextmanager

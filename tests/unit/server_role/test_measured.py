@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
-from tests.unit.server_role.test_twins import ADAM, await_files, begin, replaced
+from tests.unit.server_role.test_twins import ADAM, await_files, begin
 
 from echelon.comm.servers.servers import Servers
 from echelon.core.errors import PeerError
@@ -62,7 +62,7 @@ def test_its_twin_takes_over_and_the_update_is_made(shards: int, victim: int) ->
         def besides() -> None:
             await_files("measuring")
             Path("killed").touch()
-            replaced(held, victim)
+            held.replace(victim)
 
         found = held.run(TRAINERS, body, besides=besides)
     alone = Alone(ADAM)

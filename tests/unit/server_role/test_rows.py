@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server_role.fleet import Fleet, fleet
+from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Job
 from torch import Tensor
 
@@ -82,12 +82,6 @@ def test_rows_are_those_of_one_process(plane: str, shards: int) -> None:
         check(held.run(TRAINERS, train, plane=plane), divisor_of())
 
 
-def replaced(held: Fleet, shard: int) -> None:
-    held.kill(shard)
-    held.promote(shard)
-    held.start(shard, twin=True)
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_twin_has_all_rows(shards: int) -> None:
     def body(servers: Servers, member: int) -> Any:
@@ -99,7 +93,7 @@ def test_a_twin_has_all_rows(shards: int) -> None:
             for at, shard in enumerate([shards - 1, 0], start=1):
                 while not Path(f"0-{at * STEPS // 3}").exists():
                     time.sleep(0.0005)
-                replaced(held, shard)
+                held.replace(shard)
 
         check(held.run(TRAINERS, body, besides=besides), divisor_of())
 
@@ -129,7 +123,7 @@ def test_a_twin_has_the_rows_of_an_upload() -> None:
         def besides() -> None:
             while not Path("uploaded").exists():
                 time.sleep(0.001)
-            replaced(held, 0)
+            held.replace(0)
             Path("replaced").touch()
 
         assert held.run(1, body, besides=besides) == [0.0]

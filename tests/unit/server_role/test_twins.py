@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.server_role.fleet import Fleet, fleet
+from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.servers.sender import Sender
@@ -17,13 +17,6 @@ from echelon.core.config import OptimizerSection
 
 ADAM = OptimizerSection(name="adam", lr=0.02)
 STEPS = 40
-
-
-def replaced(held: Fleet, shard: int) -> None:
-    """As a supervisor does it."""
-    held.kill(shard)
-    held.promote(shard)
-    held.start(shard, twin=True)
 
 
 def begin(job: Job, trainers: int) -> None:
@@ -83,7 +76,7 @@ def test_weights_are_those_of_an_undisturbed_run(
         def besides() -> None:
             for at, shard in enumerate(killed, start=1):
                 await_files(f"0-{at * STEPS // 4}")
-                replaced(held, shard)
+                held.replace(shard)
 
         found = held.run(trainers, body, plane=plane, besides=besides)
     for each in found:
@@ -130,7 +123,7 @@ def test_a_push_reaches_all_when_one_is_replaced_while_it_is_sent(
         def besides() -> None:
             await_files("sending")
             time.sleep(0.3)
-            replaced(held, 0)
+            held.replace(0)
 
         [found] = held.run(1, body, plane="tcp", besides=besides, within=15)
     assert set(found) <= {"applied", "done"}

@@ -12,6 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
 from echelon.core.protocols import Inspector
@@ -24,6 +27,7 @@ from echelon.strategy.fault import blame
 from echelon.strategy.parameter_server.connected import Connected
 from echelon.strategy.parameter_server.pushes import Filled
 from echelon.strategy.parameter_server.remarks import remarks
+from echelon.strategy.parameter_server.straight import bend_back, straighten
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.tables import lookups
 
@@ -34,6 +38,10 @@ class ParameterServer(Connected):
     _pushed = 0
     _coming: Sequence[Batch] = ()
     """The micro-batches of the next update, if they are known."""
+    _straight: set[int]
+    """Parameters whose gradients were computed into their slots."""
+    _pass = -1
+    """The backward that ends in gradients, as torch numbers it: others may go on within."""
 
     @property
     def foresees(self) -> bool:
@@ -64,9 +72,51 @@ class ParameterServer(Connected):
         )
         return self._concluded(self._here.outcome(), filled)
 
+    def _meet_gradients(self) -> None:
+        super()._meet_gradients()
+        bend_back(self.model)
+        slots = self._servers is not None and not self._servers.sends
+        if slots and self._early and not self._numerics.compile:
+            straighten(self.model, self._parameters, self._slot, self._written)
+
+    def let_go(self) -> None:
+        bend_back(self.model)
+        super().let_go()
+
+    def _slot(self, at: int) -> Tensor | None:
+        """Where the gradient of a parameter may be computed into, for all of it is to come."""
+        parameter = self._parameters[at]
+        if not self._open or self._given[at] or parameter.grad is not None:
+            return None
+        if torch._C._current_graph_task_id() != self._pass:
+            return None
+        return self._sum.room(at, parameter.dtype)
+
+    def _backward(self, loss_sum: Tensor) -> None:
+        if self._early and self._open and loss_sum.requires_grad:
+            loss_sum.register_hook(self._begins)
+        super()._backward(loss_sum)
+
+    def _begins(self, _: Tensor) -> None:
+        """Not so one that a model calls itself, in a hook or for an adjoint, to see gradients."""
+        self._pass = torch._C._current_graph_task_id()
+
+    def _written(self, at: int) -> None:
+        self._sum.written(at)
+        self._given[at] = True
+        self._straight.add(at)
+
+    def _ready(self, at: int, parameter: Tensor) -> None:
+        if self._open and at in self._straight and parameter.grad is not None:
+            self._sum.add(at, parameter.grad)
+            parameter.grad = None
+        else:
+            super()._ready(at, parameter)
+
     def _known(self) -> None:
         """This update's rows are looked up: there is a backward's time for those of the next."""
         super()._known()
+        self._straight = set()
         coming, self._coming = self._coming, ()
         if coming:
             self._tables.ahead.begin()
