@@ -131,7 +131,7 @@ class Store:
 
     def run(self, text: str) -> Run:
         """The run with this id, this beginning of an id, or path; or the `last` one."""
-        wanted = Path(text).name
+        wanted = self._named(text)
         if wanted == "last":
             rows = self._read(f"{_LATEST_FIRST} LIMIT 1")
         else:
@@ -162,6 +162,16 @@ class Store:
             return []
         with connected(self.path) as store:
             return store.execute(query, values).fetchall()
+
+    def _named(self, text: str) -> str:
+        """The run's id alone. The same id in another folder is another run."""
+        path, here = Path(text), self.folder
+        if path.parent != Path() and path.parent.resolve() != here.resolve():
+            raise RunError(
+                f"run {text!r} is not in {here}: say --folder {path.parent}, or "
+                f"track.folder={path.parent} to train"
+            )
+        return path.name
 
     def _one_like(self, wanted: str) -> sqlite3.Row:
         rows = self._read(_LATEST_FIRST)

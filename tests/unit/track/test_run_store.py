@@ -109,11 +109,17 @@ def test_events_keep_their_order(store: Store) -> None:
     assert [(e.step, e.message) for e in store.events(run)] == [(9, "second"), (3, "first of all")]
 
 
-@pytest.mark.parametrize("text", ["digits-0002", "digits-0002/", "runs/digits-0002", "last"])
+@pytest.mark.parametrize("text", ["digits-0002", "digits-0002/", "{}/digits-0002", "last"])
 def test_a_run_is_found_by_id_path_or_as_the_last(store: Store, text: str) -> None:
     for _ in range(2):
         store.create("digits", {}, {})
-    assert store.run(text).id == "digits-0002"
+    assert store.run(text.format(store.folder)).id == "digits-0002"
+
+
+def test_a_path_is_not_taken_for_a_run_of_the_same_id_elsewhere(store: Store) -> None:
+    store.create("digits", {}, {})
+    with pytest.raises(RunError, match=r"'other/digits-0001' is not in .*: say --folder other, or"):
+        store.run("other/digits-0001")
 
 
 def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store: Store) -> None:
