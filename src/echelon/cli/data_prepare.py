@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
     from echelon.data.prepare import Prepared
+
+_SHOWN = 3
+"""Damaged files that are named; all are in prepared.json."""
 
 Arguments = Annotated[
     list[str],
@@ -90,16 +93,35 @@ def _told(done: Prepared, seconds: float) -> list[str]:
         lines.append(f"  {split:<6} {records} in {shards}")
     if counts["out"]:
         out = sum(counts["out"].values())
-        reasons = ", ".join(_reason(step, count) for step, count in counts["out"].items())
+        damaged = done.facts.get("damaged", [])
+        reasons = ", ".join(_reason(step, n, len(damaged)) for step, n in counts["out"].items())
         where = os.path.relpath(done.folder / "quarantine.jsonl")
         lines.append(f"  left out {out:>10,} ({reasons}); each with its reason in {where}")
+        lines += _damaged(damaged)
+    if counts["noted"]:
+        noted = ", ".join(f"{step}: {n:,}" for step, n in counts["noted"].items())
+        where = os.path.relpath(done.folder / "noted.jsonl")
+        lines.append(f"  noted {sum(counts['noted'].values()):>13,} ({noted}); kept, see {where}")
     lines.append(f"next:     {command()} data inspect {done.folder}")
     return lines
 
 
-def _reason(step: str, count: int) -> str:
+def _reason(step: str, count: int, files: int) -> str:
     """Nobody knows how many records there were in what is not there."""
-    return f"empty or damaged files: {count:,} or more" if step == "file" else f"{step}: {count:,}"
+    if step != "file":
+        return f"{step}: {count:,}"
+    return f"{_some(files, 'empty or damaged file')}: {count:,} or more"
+
+
+def _damaged(files: list[dict[str, Any]]) -> list[str]:
+    """The first of them by name, and how much of what was read there is doubtful."""
+    lines = []
+    for one in files[:_SHOWN]:
+        doubt = ""
+        if "doubtful" in one:
+            doubt = f"; {_some(one['doubtful'], 'record')} read from it before may be wrong"
+        lines.append(f"  {one['file']}: {one['reason']}{doubt}")
+    return lines + ([f"  and {len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else [])
 
 
 def _some(count: int, what: str, width: int = 0) -> str:

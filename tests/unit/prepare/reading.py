@@ -49,8 +49,11 @@ def collect(
     ]
     found = list(blocks(inputs, size))
     schemas = (infer(block, columns or {}) for block in found)
-    stated = pa.schema([(name, arrow_type(name, kind)) for name, kind in (columns or {}).items()])
-    schema = next((one for one in schemas if one is not None), stated)
+    schema = next((one for one in schemas if one is not None), None)
+    if schema is None:
+        schema = pa.schema(
+            [(name, arrow_type(name, kind)) for name, kind in (columns or {}).items()]
+        )
     result = Result([], [], [], schema, found)
     for block in found:
         parsed = parse(block, schema)

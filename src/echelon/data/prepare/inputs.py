@@ -14,10 +14,11 @@ from echelon.core.config.base import Section
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare import remote
 from echelon.data.prepare.listing import Listed, is_pattern, local
+from echelon.data.prepare.reached import forget
 from echelon.data.readers.delimited import MISSING
 from echelon.data.readers.detect import format_of_name
 from echelon.data.readers.documents import SUFFIXES as TEXTS
-from echelon.data.readers.idx import labels_beside
+from echelon.data.readers.idx import label_names, labels_beside
 from echelon.data.readers.images import SUFFIXES as IMAGES
 from echelon.data.readers.stream import plain_name
 
@@ -86,6 +87,7 @@ class Source:
 
 def sources(inputs: Sequence[Input]) -> list[Source]:
     """Every file in order; refuses what is not there and what has no known format."""
+    forget()
     found = [source for one in inputs for source in _sources(one)]
     if not found:
         raise DataError("there is nothing to read: `read` is empty")
@@ -173,11 +175,19 @@ def _files(path: str) -> list[Listed]:
 
 def _labels_stamp(images: str) -> str:
     """Of the labels that are read along with images: they are no source of their own."""
-    labels = None if remote.is_remote(images) else labels_beside(Path(images))
+    labels = labels_of(images)
     if labels is None:
         return ""
-    about = labels.stat()
-    return f" {labels.name} {about.st_size} {about.st_mtime_ns}"
+    name, size, stamp = labels
+    return f" {remote.named(name).name} {size} {stamp}"
+
+
+def labels_of(images: str) -> Listed | None:
+    """The idx file of labels that lies beside one of images, here or elsewhere."""
+    if remote.is_remote(images):
+        return remote.beside(images, label_names(remote.named(images).name))
+    labels = labels_beside(Path(images))
+    return None if labels is None else next(local(str(labels)))
 
 
 def _nothing(path: str, folder: bool) -> str:

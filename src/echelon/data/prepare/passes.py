@@ -108,6 +108,7 @@ def clean_block(
         "noted": quarantine.counted(rows.noted),
         "counts": rows.counts,
         "bad": bad,
+        "fault": block.fault if block is not None else None,
         "split": split,
     }
 

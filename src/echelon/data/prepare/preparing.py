@@ -18,6 +18,7 @@ from echelon.data.prepare.finish import check_place, finish, into_place
 from echelon.data.prepare.inputs import Source, sources
 from echelon.data.prepare.pool import Alone, Pool, Workers
 from echelon.data.prepare.prepared import VERSION, Prepared, open_prepared
+from echelon.data.prepare.reached import forget
 from echelon.data.prepare.recipe import Recipe, RecipeFile, load_recipe, recipe_from
 from echelon.data.prepare.watch import Unwatched, Watch
 
@@ -56,6 +57,7 @@ def prepare(
             f"{error.filename or given.recipe.write.folder}: {error.strerror}"
         ) from None
     finally:
+        forget()
         watch.ended()
 
 

@@ -178,17 +178,21 @@ class Recipe(Section):
 
     def anchored(self, folder: Path) -> Recipe:
         """With paths that lead to something beside the recipe's own file made to lead there."""
-        read = [
-            one.model_copy(update={"path": str(folder / one.path)})
-            if "://" not in one.path and any(glob.iglob(str(folder / one.path)))  # noqa: PTH207
-            else one
-            for one in self.read
-        ]
+        read = [one.model_copy(update={"path": _anchored(one.path, folder)}) for one in self.read]
         return self.model_copy(update={"read": tuple(read)})
 
     def values(self) -> dict[str, Any]:
         """As it was said, in plain values: `recipe_from` makes the same recipe of it."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _anchored(path: str, folder: Path) -> str:
+    """Of `zip://inner.csv::outer.zip` the archive is what may lie beside the recipe."""
+    inner, chained, last = path.rpartition("::") if "://" in path else ("", "", path)
+    beside = str(folder / last)
+    if "://" in last or not any(glob.iglob(beside)):  # noqa: PTH207 (roots)
+        return path
+    return f"{inner}{chained}{beside}"
 
 
 def _kind(values: Mapping[str, Any], where: str, at: int) -> str:

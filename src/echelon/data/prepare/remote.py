@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, cast
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
 
 from echelon.core.errors import DataError, MissingExtra
 from echelon.data.prepare.listing import Listed, fixed, is_pattern, meant
+from echelon.data.prepare.reached import DAMAGE, Reached, over_http, servers
+from echelon.data.prepare.unreachable import reaching, status
 from echelon.data.shards.manifest import PREPARED
 
 _STAMPS = (
     *("ETag", "etag", "md5", "checksum", "CRC"),
-    *("mtime", "LastModified", "modified", "created"),
+    *("mtime", "LastModified", "modified", "created", "Last-Modified"),
 )
 
-_HELD: WeakKeyDictionary[IO[bytes], Any] = WeakKeyDictionary()
-"""What open files are read from: an archive closes itself when nobody knows it any more."""
+_ARCHIVES = ("zip", "tar")
+_HTTP = ("http", "https")
 
 
 def is_remote(path: str) -> bool:
@@ -41,20 +43,35 @@ def filesystem(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise MissingExtra(f"the URL {url}", "remote") from error
-    try:
+    inner, chained, outer = url.partition("::")
+    kind = inner.partition("://")[0]
+    with reaching(url):
+        if chained and kind in _ARCHIVES:
+            # Opened by ourselves, so that an archive can lie wherever a file can.
+            try:
+                system = fsspec.filesystem(kind, fo=_archive(local_path(outer)))
+            except DAMAGE as error:
+                raise DataError(f"{outer}: not a whole {kind} archive: {error}") from None
+            return system, str(system._strip_protocol(inner))
+        if kind in _HTTP:
+            return servers(), url
         return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
-    except (ValueError, ImportError, OSError) as error:
-        raise DataError(f"{url}: cannot be reached: {error}") from None
+
+
+def _archive(path: str) -> Reached:
+    """Closes itself as soon as nobody reads from it."""
+    import fsspec
+
+    if is_remote(path):
+        return Reached(*filesystem(path), path)
+    return Reached(fsspec.filesystem("file"), str(Path(path).expanduser()), path)
 
 
 def open_binary(path: str) -> IO[bytes]:
     """A file here or elsewhere; it cannot be opened: a `DataError`."""
+    if is_remote(path):
+        return cast(IO[bytes], Reached(*filesystem(path), path))
     try:
-        if is_remote(path):
-            system, inner = filesystem(path)
-            file = cast(IO[bytes], system.open(inner, "rb"))
-            _HELD[file] = system
-            return file
         return Path(path).open("rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
@@ -67,37 +84,77 @@ def read_whole(path: str) -> bytes:
 
 def is_folder(url: str) -> bool:
     system, path = filesystem(url)
-    try:
+    if over_http(system):  # to ask a server may fetch all of a file
+        return path.endswith("/")
+    with reaching(url):
         return bool(system.isdir(path))
-    except OSError as error:
-        raise DataError(f"{url}: cannot be reached: {error}") from None
 
 
 def below(folder: str, url: str) -> tuple[str, ...]:
     """The parts of a file's path below a folder's."""
-    system, path = filesystem(folder)
-    return Path(system._strip_protocol(url.partition("::")[0])).relative_to(path).parts
+    from fsspec import get_filesystem_class
+
+    inner = folder.partition("::")[0], url.partition("::")[0]
+    kind = get_filesystem_class(inner[0].partition("://")[0])
+    base, path = (PurePosixPath(kind._strip_protocol(one)) for one in inner)
+    return path.relative_to(base).parts
 
 
 def listed(url: str) -> list[Listed]:
     """The files that a URL, a pattern or a folder stands for: URL, size, what tells of changes."""
     system, path = filesystem(url)
     _, chain, rest = url.partition("::")  # `zip://inner::outer`: what the files lie in
-    try:
-        if system.isfile(path):
-            names = [path]
-        elif is_pattern(path):
-            matches = [name for name in system.glob(path) if system.isfile(name)]
-            names = _meant(fixed(PurePosixPath(path)), matches)
-        else:
-            names = _meant(PurePosixPath(path), system.find(path))
+    with reaching(url, "cannot be listed"):
+        names = _on_server(system, path) if over_http(system) else _names(system, path)
         found = [(system.unstrip_protocol(name), system.info(name)) for name in sorted(names)]
-    except OSError as error:
-        raise DataError(f"{url}: cannot be listed: {error}") from None
     return [
         (f"{name}{chain}{rest}", int(about.get("size") or 0), _stamp(about))
         for name, about in found
     ]
+
+
+def beside(url: str, names: Iterable[str]) -> Listed | None:
+    """The first of these files that lies where this one does."""
+    system, path = filesystem(url)
+    inner, chain, rest = url.partition("::")
+    here, there = inner.rpartition("/")[0], path.rpartition("/")
+    for name in names:
+        found = f"{here}/{name}{chain}{rest}"
+        with reaching(found):
+            try:
+                about = system.info("".join((*there[:2], name)))
+            except FileNotFoundError as error:
+                if not _is_absent(error):
+                    raise
+            else:
+                return found, int(about.get("size") or 0), _stamp(about)
+    return None
+
+
+def _is_absent(error: FileNotFoundError) -> bool:
+    """fsspec says so of a server in trouble too; one that hides what is not there answers 403."""
+    number = status(error)
+    return error.__cause__ is None or (number is not None and number < 500)
+
+
+def _names(system: Any, path: str) -> list[str]:
+    if system.isfile(path):
+        return [path]
+    if is_pattern(path):
+        matches = [name for name in system.glob(path) if system.isfile(name)]
+        return _meant(fixed(PurePosixPath(path)), matches)
+    return _meant(PurePosixPath(path), system.find(path))
+
+
+def _on_server(system: Any, path: str) -> list[str]:
+    """Of a page with links, if a folder or a pattern is asked for. A `?` begins a query."""
+    open_ended = any(sign in path for sign in "*[")
+    if not path.endswith("/") and (not open_ended or system.isfile(path)):
+        return [path]
+    root = re.split(r"[*\[]", path)[0].rpartition("/")[0] + "/"
+    system.ls(root)  # what fsspec takes for an empty folder may be out of reach
+    names = system.find(path) if path == root else system.glob(path)
+    return _meant(PurePosixPath(root), [name for name in names if not name.endswith("/")])
 
 
 def _meant(base: PurePath, names: Iterable[str]) -> list[str]:

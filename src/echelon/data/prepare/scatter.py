@@ -98,31 +98,25 @@ def _without(
 
 
 def _gaps(keep: tuple[str, ...], columns: Columns) -> list[tuple[int, str]]:
-    """Rows without a value in a column that is kept, where nothing can stand for it."""
+    """Rows without a value in a column that is kept: null or NaN, alone or in a list."""
     found: dict[int, str] = {}
     for name in keep:
         column: Any = columns[name]
-        if column.null_count and not types.is_floating(column.type):
-            for row in np.flatnonzero(mask(column.is_null())).tolist():
-                found.setdefault(row, f"column {name!r} has no value")
+        for row in np.flatnonzero(mask(pc.is_null(column, nan_is_null=True))).tolist():
+            found.setdefault(row, f"column {name!r} has no value")
         for row in _with_gaps_within(column):
             found.setdefault(row, f"column {name!r} has a list in which a value is missing")
     return sorted(found.items())
 
 
 def _with_gaps_within(column: Any) -> list[int]:
-    """Rows whose lists lack a value that no NaN can stand for."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
     kind = column.type
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return []
     there = np.flatnonzero(mask(column.is_valid()))
     column = column.drop_null()
-    inner = column.flatten()
-    if types.is_floating(inner.type) or not inner.null_count:
-        return []
-    rows = pc.list_parent_indices(column).filter(inner.is_null()).unique()
+    gaps = pc.is_null(column.flatten(), nan_is_null=True)
+    rows = pc.list_parent_indices(column).filter(gaps).unique()
     return [int(row) for row in there[rows.to_numpy()]]
 
 

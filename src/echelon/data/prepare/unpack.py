@@ -26,6 +26,9 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
 }
 PACKED = (*_UNPACKERS, ".zst")
 
+DAMAGED = "damaged"
+"""What is said first of a stream that was not just cut off."""
+
 
 class Damaged(Exception):
     """A stream ended before its end; the message says how."""
@@ -67,7 +70,7 @@ def _streams(file: IO[bytes], start: Callable[[], Any]) -> Pieces:
             try:
                 piece = stream.decompress(raw, PIECE)
             except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-                raise Damaged(f"damaged: {error}") from None
+                raise Damaged(f"{DAMAGED}: {error}") from None
             begun = True
             if piece:
                 yield piece
@@ -101,7 +104,7 @@ def _zstd(file: IO[bytes]) -> Pieces:
         told = str(error).splitlines()[0]
         cut_off = "Truncated" in told
         raise Damaged(
-            "truncated: its packed stream has no end" if cut_off else f"damaged: {told}"
+            "truncated: its packed stream has no end" if cut_off else f"{DAMAGED}: {told}"
         ) from None
     if whole:
         yield b"".join(whole)
