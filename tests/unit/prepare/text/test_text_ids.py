@@ -145,6 +145,8 @@ def test_word_vectors_by_token_ids(fit: Fit) -> None:
     sea, sun = 2 + words.index("sea"), 2 + words.index("sun")
     assert made.tolist() == [[sea, 1, 0], [sun, sun, sun]]
     assert len(learnt["vectors"]) == len(words) + 2
+    assert feature.different(learnt) == len(words) + 2, "what a model of tokens asks"
+    assert fit([couples()], kind="word2vec", epochs=1)[0].different(learnt) is None
 
 
 def test_a_length_without_tokens_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.unit.prepare.text.conftest import Block, Fit, halves
 from echelon.core.config.checked import checked
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.text import count, spill
+from echelon.data.prepare.text import count, factors, spill
+from echelon.data.prepare.text.factors import Spool
 from echelon.data.text import WORD
 
 
@@ -113,6 +115,52 @@ def test_keywords_of_topics(fit: Fit, model: str) -> None:
     assert [len(topic) for topic in learnt["topics"]] == [10] * 3
     _, again = fit(halves(block, 50), kind="bag", vocabulary=wanted)
     assert again["terms"].to_pylist() == words
+
+
+def spooled(folder: Path, counts: Any, *cuts: int) -> Spool:
+    """All rows, as blocks that end at these would bring them."""
+    spool = Spool(folder, counts.shape[1])
+    bounds = [0, *cuts, counts.shape[0]]
+    for low, high in pairwise(bounds):
+        spool.add(counts[low:high])
+    spool.close()
+    return spool
+
+
+def test_nmf_is_that_of_scikit_learn_wherever_texts_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scipy.sparse import random as scattered
+    from sklearn.decomposition import NMF
+    from sklearn.exceptions import ConvergenceWarning
+
+    counts = scattered(300, 80, 0.1, "csr", rng=np.random.default_rng(0))
+    counts.data = np.ceil(4 * counts.data)
+    model = NMF(5, init="random", random_state=3, max_iter=50)
+    with pytest.warns(ConvergenceWarning):  # the figures on the way are compared, not the end
+        model.fit(counts)
+    monkeypatch.setattr(factors, "_PASSES", range(50, 51))
+    for batch, cuts in ((4096, ()), (64, (10, 10, 211))):
+        monkeypatch.setattr(factors, "_BATCH", batch)
+        spool = spooled(tmp_path / f"{batch}", counts, *cuts)
+        found = factors.topics_of(spool, 80, 5, 3, tmp_path)
+        np.testing.assert_allclose(found, model.components_, rtol=0, atol=1e-8)
+
+
+def test_keywords_of_few_texts_are_no_noise(fit: Fit) -> None:
+    """Among rare words that say nothing, those of four themes are found."""
+    chance = np.random.default_rng(1)
+    words = [[f"t{theme}w{n}" for n in range(15)] for theme in range(4)]
+    texts = []
+    for at in range(1500):
+        rare = [f"r{n}" for n in chance.integers(0, 6000, 12)]
+        texts.append(" ".join([*chance.choice(words[at % 4], 8), *rare]))
+    wanted = {"size": 60, "choose": "topics", "topics": 4, "model": "nmf"}
+    _, learnt = fit(halves({"text": pa.array(texts)}, 700), kind="bag", vocabulary=wanted)
+    found = set(learnt["terms"].to_pylist())
+    assert found == {word for theme in words for word in theme}
+    for topic in learnt["topics"]:
+        assert len({word[:2] for word in topic}) == 1
 
 
 def test_topics_need_texts(fit: Fit) -> None:

@@ -117,7 +117,7 @@ class Chosen(Text):
             found = learn_vocabulary(wanted, self.longest, between, partials, scratch)
             return {**learnt, **found}
         if self.stages[at] == "topics":
-            return topics.keywords(partials, learnt, self.vocabulary, self.seed)
+            return topics.keywords(partials, learnt, self.vocabulary, self.seed, scratch)
         return super().learn(at, partials, learnt, scratch)
 
 

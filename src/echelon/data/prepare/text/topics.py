@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 
 from echelon.core.errors import DataError
 from echelon.data.prepare.learnt import Learnt
+from echelon.data.prepare.text.factors import Spool, topics_of
 from echelon.data.prepare.text.numbers import count_known
 from echelon.data.prepare.text.tokens import Tokens
 from echelon.data.prepare.text.vocabulary import Vocabulary
@@ -34,17 +37,20 @@ def sample_block(tokens: Tokens, learnt: Learnt, n: int, settings: Vocabulary) -
     }
 
 
-def keywords(partials: Iterable[Learnt], learnt: Learnt, settings: Vocabulary, seed: int) -> Learnt:
+def keywords(
+    partials: Iterable[Learnt], learnt: Learnt, settings: Vocabulary, seed: int, scratch: Path
+) -> Learnt:
     """The vocabulary that topics choose, and the topics."""
     width = len(learnt["hashes"])
-    model = _model(settings, seed, min(learnt["texts"], settings.sample))
-    fitted = False
-    for batch in _batches(partials, width):
-        model.partial_fit(batch)
-        fitted = True
-    if not fitted:
+    batches = _batches(partials, width)
+    seed %= 1 << 32  # what numpy takes
+    if settings.model == "nmf":
+        found = _nmf(batches, width, settings.topics, seed, scratch)
+    else:
+        found = _lda(batches, settings.topics, seed, min(learnt["texts"], settings.sample))
+    if found is None:
         raise DataError("no topics: no text of the train split has a term of the vocabulary")
-    weights = _telling(np.asarray(model.components_, np.float64), learnt["counts"])
+    weights = _telling(np.asarray(found, np.float64), learnt["counts"])
     best = np.argsort(-weights, axis=1, kind="stable")
     chosen = _in_turn(best, settings.size or width)
     names = learnt["terms"].take(pa.array(best[:, :_SHOWN].reshape(-1))).to_pylist()
@@ -55,12 +61,25 @@ def keywords(partials: Iterable[Learnt], learnt: Learnt, settings: Vocabulary, s
     return {**learnt, **arrays, "terms": terms, "topics": topics}
 
 
-def _model(settings: Vocabulary, seed: int, texts: int) -> Any:
-    from sklearn.decomposition import LatentDirichletAllocation, MiniBatchNMF
+def _lda(batches: Iterable[Any], topics: int, seed: int, texts: int) -> Any:
+    """A batch at a time, each once; None of nothing."""
+    from sklearn.decomposition import LatentDirichletAllocation
 
-    if settings.model == "nmf":
-        return MiniBatchNMF(settings.topics, init="random", batch_size=_BATCH, random_state=seed)
-    return LatentDirichletAllocation(settings.topics, random_state=seed, total_samples=texts)
+    model = LatentDirichletAllocation(topics, random_state=seed, total_samples=texts)
+    fitted = False
+    for batch in batches:
+        model.partial_fit(batch)
+        fitted = True
+    return model.components_ if fitted else None
+
+
+def _nmf(batches: Iterable[Any], width: int, topics: int, seed: int, scratch: Path) -> Any:
+    """As often over the texts as it takes: one pass finds little but the noise it began with."""
+    spool = Spool(scratch / "counts", width)
+    with closing(spool):
+        for batch in batches:
+            spool.add(batch)
+    return topics_of(spool, width, topics, seed, scratch) if spool.rows else None
 
 
 def _batches(partials: Iterable[Learnt], width: int) -> Iterable[Any]:

@@ -85,6 +85,9 @@ class Word2Vec(Chosen):
         ids = Ragged(numbered(tokens, learnt["terms"]), tokens.offsets)
         return {self.name: ids if self.length is None else padded(ids, self.length)}
 
+    def different(self, learnt: Learnt) -> int | None:
+        return len(learnt["vectors"]) if self.make == "tokens" else None
+
     def _means(self, block: Columns, learnt: Learnt) -> Array:
         from scipy.sparse import csr_matrix
 
