@@ -193,6 +193,16 @@ def test_labels_that_do_not_fit_the_text_are_noted_and_nothing_is_dropped(tmp_pa
     assert "but by its text" in reason
 
 
+def test_labels_are_judged_by_all_of_a_large_block_however_it_is_cut(tmp_path: Path) -> None:
+    whole, _ = noisy(6000)
+    step = Noise(label="y", column="t")
+    at_once = step.learn(0, [step.look(0, whole, {})], {}, tmp_path)
+    halves = [step.look(0, whole.slice(start, 3000), {}) for start in (3000, 0)]
+    in_parts = step.learn(0, halves, {}, tmp_path)
+    assert at_once["records"] == 6000
+    assert pack(at_once) == pack(in_parts)
+
+
 def test_too_few_records_tell_nothing_of_labels(tmp_path: Path) -> None:
     whole, _ = noisy(40)
     step = Noise(label="y", column="t")

@@ -124,6 +124,34 @@ def test_a_constant_stands_in_and_an_indicator_says_where() -> None:
     assert text.block.column("t").to_pylist() == ["?", "x"]
 
 
+def test_whole_numbers_become_floats_where_a_fraction_stands_in() -> None:
+    blocks = [batch(a=pa.array([1, None], pa.int32())), batch(a=pa.array([3], pa.int32()))]
+    done = run(step("missing", column="a", how="constant", value=7.5), *blocks)
+    assert column(done, "a") == [1.0, 7.5, 3.0]
+    assert {one.block.schema.field("a").type for one in done} == {pa.float64()}
+    whole = run(step("missing", column="a", how="constant", value=7.0), *blocks)
+    assert column(whole, "a") == [1, 7, 3]
+    assert {one.block.schema.field("a").type for one in whole} == {pa.int32()}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("abc", pa.int64()),
+        (True, pa.int64()),
+        (-1, pa.uint8()),
+        (300, pa.int8()),
+        (1e30, pa.int64()),
+        (7.5, pa.timestamp("s")),
+        (1e300, pa.float32()),
+    ],
+)
+def test_a_constant_that_its_column_cannot_hold_is_refused(value: Any, kind: pa.DataType) -> None:
+    one = step("missing", column="a", how="constant", value=value)
+    with pytest.raises(DataError, match=r"is not of type .*, as column 'a' is"):
+        one.check({"a": kind})
+
+
 @pytest.mark.parametrize("how", ["mean", "median"])
 @settings(max_examples=15)
 @given(
@@ -259,7 +287,7 @@ def test_a_block_without_rows_stays_one() -> None:
             "there is a column 'a_missing' already",
         ),
         ("range", {"column": "t", "min": 0}, "it must be numbers"),
-        ("types", {"column": "t", "to": "number"}, "columns.types.to = 'number': not a type"),
+        ("types", {"column": "t", "to": "number"}, "step types: to = 'number': not a type"),
         ("duplicates", {"columns": ["z"]}, "step duplicates: column 'z' is unknown"),
         ("duplicates", {"columns": ["a"], "near": 0.8}, "near compares texts"),
         ("noise", {"label": "a", "column": "a"}, "column 'a' must be text to tell labels by"),

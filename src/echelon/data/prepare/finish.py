@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.data.described import sealed
 from echelon.data.prepare import learnt
 from echelon.data.prepare.desk import Desk
 from echelon.data.prepare.engine import Engine
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.learnt import unpack
 from echelon.data.prepare.prepared import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
-from echelon.data.prepare.quarantine import added
+from echelon.data.prepare.quarantine import FILE as UNREAD
+from echelon.data.prepare.quarantine import READ, added
 from echelon.data.prepare.scatter import STAGE as SCATTER
 from echelon.data.prepare.shard import OUT, name_of
 from echelon.data.prepare.splits import SPLITS
+from echelon.data.prepare.unpack import DAMAGED
 from echelon.data.prepare.work import Work
 from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry
 from echelon.data.shards.schema import Field
@@ -37,18 +40,21 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
     checksums = {f"{name}/{MANIFEST}": _sha256(out / name / MANIFEST) for name in splits}
     for path in [*_told_apart(work, out), *_learnt(work, out)]:
         checksums[str(path.relative_to(out))] = _sha256(path)
-    facts = {
-        "format": FORMAT,
-        "version": VERSION,
-        "recipe": _recipe(work),
-        "inputs": [_input(source) for source in sources],
-        "columns": {name: str(kind) for name, kind in work.outline.raw.items()},
-        "counts": _counts(work),
-        "splits": {name: _told(manifest) for name, manifest in splits.items()},
-        "learnt": sorted(path.name for path in (out / LEARNT).iterdir()),
-        "checksums": checksums,
-        "digest": digest,
-    }
+    facts = sealed(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "recipe": _recipe(work),
+            "inputs": [_input(source) for source in sources],
+            "columns": {name: str(kind) for name, kind in work.outline.raw.items()},
+            "counts": _counts(work),
+            "damaged": _damaged(work),
+            "splits": {name: _told(manifest) for name, manifest in splits.items()},
+            "learnt": sorted(path.name for path in (out / LEARNT).iterdir()),
+            "checksums": checksums,
+            "digest": digest,
+        }
+    )
     _write(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1).encode() + b"\n")
     _sync(out)
     return facts
@@ -155,6 +161,26 @@ def _counts(work: Work) -> dict[str, Any]:
         "kept": kept,
         "written": written,
     }
+
+
+def _damaged(work: Work) -> list[dict[str, Any]]:
+    """Files that are empty or not whole, in their order, and how many records are doubtful.
+
+    A packed stream that is damaged is found to be so only at its end, or where it makes no sense
+    any more: what was read from it before may have been garbled.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    before: dict[str, int] = {}
+    for facts in work.desk.recall(work.segments[0].stage) or ():
+        file, fault = facts["file"], facts.get("fault")
+        unread = sum(facts["out"].get(step, 0) for step in (READ, UNREAD))
+        before[file] = before.get(file, 0) + facts["read"] - unread
+        if fault is None:
+            continue
+        told = found.setdefault(file, {"file": file, "reason": fault})
+        if fault.startswith(DAMAGED) and before[file]:
+            told |= {"reason": fault, "doubtful": before[file]}
+    return list(found.values())
 
 
 def _told(manifest: Manifest) -> dict[str, int]:

@@ -12,8 +12,9 @@ from echelon.data.prepare.clean.bag import BUCKETS, Bag, joined, matrix
 from echelon.data.prepare.learnt import Learnt
 
 FOLDS = 4
-_SAMPLE = 40_000
-"""Records that the models are trained on, at most."""
+SAMPLE = 40_000
+"""Records that the models are trained on, at most. A block hands over as many: with fewer, what
+the models see would hang on how the data is cut, and data of one block would hardly be seen."""
 _WEIGHTS = 1 << 20
 """Weights of one model, at most: the more classes, the fewer buckets words are hashed to."""
 _FEWEST = 50
@@ -38,8 +39,8 @@ class Sample:
         self._labels += partial["labels"].to_pylist()
         self._order += partial["order"].tolist()
         self._rows += np.split(partial["buckets"], partial["offsets"][1:-1])
-        if len(self._order) > 2 * _SAMPLE:
-            self._keep(_SAMPLE)
+        if len(self._order) > 2 * SAMPLE:
+            self._keep(SAMPLE)
 
     def _keep(self, count: int) -> None:
         best = np.argsort(np.array(self._order, np.uint64), kind="stable")[:count].tolist()
@@ -49,7 +50,7 @@ class Sample:
 
     def models(self, sure: float) -> Learnt:
         """A model for every fold, trained on the others, and what they say of the sample."""
-        self._keep(_SAMPLE)
+        self._keep(SAMPLE)
         classes, y = np.unique(np.array(self._labels, object), return_inverse=True)
         if len(y) < _FEWEST or len(classes) < 2:
             return {"classes": [], "records": len(y)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -33,7 +34,7 @@ SUFFIX = "_missing"
 class Missing(ColumnStep):
     """What becomes of records without a value: a null, NaN, or a text with nothing in it.
 
-    Numbers that a mean or a median stands in for become float64.
+    Numbers that a mean, a median or a fraction stands in for become float64.
     """
 
     kind: Literal["missing"] = "missing"
@@ -74,8 +75,8 @@ class Missing(ColumnStep):
         for name in self.columns:
             if self.how == "constant":
                 self._constant(name, names[name])
-            if self.looks:
-                after[name] = pa.float64()
+            if self.how != "drop":
+                after[name] = self._filled(names[name])
             if self.indicator:
                 if name + SUFFIX in names:
                     raise DataError(f"step missing: there is a column {name + SUFFIX!r} already")
@@ -120,22 +121,38 @@ class Missing(ColumnStep):
             gone = gaps(column)
             filled += int(gone.sum())
             if self.looks:
-                column = _floats(column)
                 value = pa.scalar(learnt[name], pa.float64())
             else:
                 value = self._constant(name, column.type)
+            if value.type != column.type:
+                column = _floats(column)
             block = replaced(block, name, pc.if_else(pa.array(gone), value, column))
             if self.indicator:
                 block = replaced(block, name + SUFFIX, pa.array(gone))
         return Cleaned(block, counts={"filled": filled})
 
+    def _filled(self, kind: pa.DataType) -> pa.DataType:
+        """The type of a column after it: whole numbers have no room for a fraction."""
+        fraction = isinstance(self.value, float) and self.value % 1 > 0
+        return pa.float64() if self.looks or (fraction and pa.types.is_integer(kind)) else kind
+
     def _constant(self, name: str, kind: pa.DataType) -> Any:
+        """The value as one of the column's own; Arrow would cut some, and make others infinite."""
+        filled = self._filled(kind)
         try:
-            return pa.scalar(self.value, kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError):
+            value = pa.scalar(self.value, filled)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+            value = None
+        if value is None or (isinstance(self.value, float) and not _same(self.value, value)):
             raise DataError(
                 f"step missing: value {self.value!r} is not of type {kind}, as column {name!r} is"
-            ) from None
+            )
+        return value
+
+
+def _same(number: float, value: Any) -> bool:
+    """Whether it is still that number, as near as its type has one."""
+    return is_number(value.type) and math.isinf(value.as_py()) == math.isinf(number)
 
 
 def gaps(column: Any) -> NDArray[np.bool_]:

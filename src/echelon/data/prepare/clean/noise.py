@@ -19,13 +19,10 @@ from pydantic import Field
 from echelon.core.errors import DataError
 from echelon.data.prepare.clean.bag import bagged
 from echelon.data.prepare.clean.fingerprint import fingerprints
-from echelon.data.prepare.clean.judges import FOLDS, Sample, judged
+from echelon.data.prepare.clean.judges import FOLDS, SAMPLE, Sample, judged
 from echelon.data.prepare.clean.missing import gaps
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.step import Cleaned, Step, is_text
-
-_PER_BLOCK = 4_000
-"""Records of one block that the models may be trained on, at most."""
 
 
 class Noise(Step):
@@ -55,7 +52,7 @@ class Noise(Step):
 
     def look(self, at: int, block: pa.RecordBatch, learnt: Learnt) -> Learnt:
         rows, order = self._known(block)
-        rows = rows[np.argsort(order[rows], kind="stable")[:_PER_BLOCK]]
+        rows = rows[np.argsort(order[rows], kind="stable")[:SAMPLE]]
         chosen = block.take(pa.array(np.sort(rows)))
         bag = bagged(chosen.column(self.column))
         return {

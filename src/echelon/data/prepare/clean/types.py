@@ -23,11 +23,11 @@ class Types(ColumnStep):
     how: Literal["drop", "missing"] = "drop"
 
     def check(self, names: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-        kind = arrow_type(f"{self.kind}.to", self.to)
+        kind = arrow_type("step types: to", self.to)
         return super().check(names) | dict.fromkeys(self.columns, kind)
 
     def clean(self, block: pa.RecordBatch, learnt: Learnt) -> Cleaned:
-        kind = arrow_type(f"{self.kind}.to", self.to)
+        kind = arrow_type("step types: to", self.to)
         reasons: dict[int, str] = {}
         emptied = 0
         for name in self.columns:
