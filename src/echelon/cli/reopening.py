@@ -50,13 +50,15 @@ def reopen(folder: str, run: str, overrides: list[str]) -> tuple[KnownRun, Task]
 
 
 def reopen_on(known: KnownRun, path: Path) -> tuple[KnownRun, Task]:
-    """The run and its task on the data at `path`, whatever that is called."""
+    """The run and its task on the data at `path`, whatever that is called, without answers."""
     place: dict[str, Any] = {"path": str(path), "name": None, "valid_path": None}
     if known.job.data.name is not None:
         place["options"] = {}  # those of a shipped set mean nothing to a file
     data = known.job.data.model_copy(update=place)
     known = dataclasses.replace(known, job=known.job.model_copy(update={"data": data}))
-    return known, task.load_task(known.job, known.fitted)
+    # A label that the model does not know is no obstacle to saying what it should be.
+    unasked = {"target": None} if "target" in known.fitted else {}
+    return known, task.load_task(known.job, {**known.fitted, **unasked})
 
 
 def _nowhere(own: KnownRun) -> list[str]:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
+
+SEAL = "sha256"
+"""The key under which a description holds the digest of all else it says."""
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with a digest of themselves."""
+    return {**{key: value for key, value in facts.items() if key != SEAL}, SEAL: _digest(facts)}
+
+
+def check_seal(path: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse facts that are not those that were written; files of before have no digest."""
+    if SEAL in facts and facts[SEAL] != _digest(facts):
+        raise DataError(f"{path}: corrupt: it is not as it was written, its checksum is wrong")
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Of what is said, and not of how it is laid out: a copy that is indented anew is whole."""
+    plain = json.loads(json.dumps({key: value for key, value in facts.items() if key != SEAL}))
+    text = json.dumps(plain, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_description(path: Path, form: str, version: int, what: str) -> dict[str, Any]:
@@ -24,4 +47,5 @@ def read_description(path: Path, form: str, version: int, what: str) -> dict[str
             f"{path}: written by version {facts.get('version')} of the format; "
             f"this program reads version {version}"
         )
+    check_seal(path, facts)
     return facts

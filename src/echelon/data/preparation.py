@@ -9,11 +9,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.data.described import check_seal
 from echelon.data.shards.manifest import PREPARED
 
 
-def read_facts(folder: Path) -> dict[str, Any] | None:
-    """What the preparation told; None where there was none."""
+def read_facts(folder: Path, *, changed: bool = False) -> dict[str, Any] | None:
+    """What the preparation told; None where there was none. Facts that were `changed` since are
+    refused, unless asked for."""
     path = folder / PREPARED
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -23,11 +25,17 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(facts, dict) or not isinstance(facts.get("checksums"), dict):
         raise DataError(f"{path}: does not describe prepared data (it has no checksums)")
+    if not changed:
+        check_seal(path, facts)
     return facts
 
 
 def changed(folder: Path, facts: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """The files that are not as the preparation left them, each with what is wrong."""
+    try:
+        check_seal(folder / PREPARED, facts)
+    except DataError as error:
+        yield folder / PREPARED, str(error).removeprefix(f"{folder / PREPARED}: ")
     for name, expected in facts["checksums"].items():
         path = folder / name
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

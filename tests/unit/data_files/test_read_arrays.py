@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from echelon.core.errors import DataError
+from echelon.core.errors import ConfigError, DataError
 from echelon.data import detect, read, read_tiles
 
 
@@ -207,7 +207,7 @@ def test_texts_are_read_per_line_or_per_file(tmp_path: Path) -> None:
     assert table(tmp_path / "a.txt").column("text").to_pylist() == ["one", "two", "", "last"]
     whole = table(tmp_path / "a.txt", per="file").column("text").to_pylist()
     assert whole == ["one\r\ntwo\n\nlast"]
-    with pytest.raises(DataError, match="option per is 'word': it must be file or line"):
+    with pytest.raises(ConfigError, match="option per is 'word': input should be "):
         table(tmp_path / "a.txt", per="word")
 
 

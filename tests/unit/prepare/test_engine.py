@@ -399,15 +399,40 @@ def test_a_column_that_shards_cannot_hold_is_refused_before_any_work(
 @pytest.mark.parametrize("size", [-1, 2])
 def test_a_list_with_a_gap_that_is_kept_costs_its_own_record(tmp_path: Path, size: int) -> None:
     lists = pa.array([[1, 2], None, [3, None], [5, 6]], pa.list_(pa.int64(), size))
-    floats = pa.array([[1.0, None]] * 4, pa.list_(pa.float64(), size))
-    pq.write_table(pa.table({"l": lists, "f": floats, "n": range(4)}), tmp_path / "a.parquet")
+    floats = [[1.0, 2.0], [1.0, 2.0], [float("nan"), 2.0], [1.0, None], [5.0, 6.0]]
+    whole = pa.concat_arrays([lists, lists.slice(3)])
+    columns = {"l": whole, "f": pa.array(floats, pa.list_(pa.float64(), size)), "n": range(5)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     more = {"split": None, "features": [], "keep": ["l", "f", "n"]}
     done = prepare(recipe(tmp_path / "a.parquet", **more), workers=1)
-    assert sorted(records(done, "train")["n"].tolist()) == [0, 3]
+    assert sorted(records(done, "train")["n"].tolist()) == [0, 4]
     assert [(out["line"], out["reason"]) for out in set_aside(done)] == [
         (2, "column 'l' has no value"),
         (3, "column 'l' has a list in which a value is missing"),
+        (4, "column 'f' has a list in which a value is missing"),
     ]
+
+
+def test_a_column_that_is_kept_has_a_value_whatever_its_type(tmp_path: Path) -> None:
+    columns = {
+        "i": pa.array([1, None, 3, 4, 5], pa.int64()),
+        "f": pa.array([1.5, 2.5, None, float("nan"), 5.5]),
+        "t": pa.array(["a", "b", "c", "d", ""]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    more = {"split": None, "features": [], "keep": ["i", "f", "t"]}
+    done = prepare(recipe(tmp_path / "a.parquet", **more), workers=1)
+    found = records(done, "train")
+    assert sorted(zip(found["i"].tolist(), found["f"].tolist(), strict=True)) == [
+        (1, 1.5),
+        (5, 5.5),
+    ]
+    assert [(out["line"], out["reason"]) for out in set_aside(done)] == [
+        (2, "column 'i' has no value"),
+        (3, "column 'f' has no value"),
+        (4, "column 'f' has no value"),
+    ]
+    assert done.counts["out"] == {"keep": 3}
 
 
 @pytest.mark.parametrize(

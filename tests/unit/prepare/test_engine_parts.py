@@ -153,6 +153,7 @@ BASE = "read: raw.csv\nkeep: [a]\nwrite: {folder: out}\n"
     ("text", "message"),
     [
         ("keep: [a]\nwrite: {folder: out}\n", "r.yaml:1: key 'read' is missing"),
+        ("# nothing yet\n", "r.yaml:1: key 'read' is missing"),
         (BASE + "sed: 1\n", "r.yaml:4: key 'sed' is unknown; did you mean 'seed'"),
         (BASE + "features:\n- {kind: clases}\n", "r.yaml:5: features.0: kind of feature 'clases'"),
         (BASE + "clean:\n- {kind: txt}\n", "r.yaml:5: clean.0: kind of cleaning 'txt' is unknown"),

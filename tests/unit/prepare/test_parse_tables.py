@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.errors import DataError
+from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare.blocks import blocks
 from echelon.data.prepare.inputs import Input
 from echelon.data.prepare.parse import cells, parse
@@ -230,7 +230,7 @@ def test_types_are_those_of_the_first_block_or_the_recipe(tmp_path: Path) -> Non
     wanted = collect(path, columns={"n": "float", "w": "text", "t": "time"}).schema
     assert str(wanted.field("n").type) == "double"
     assert str(wanted.field("t").type) == "timestamp[us]"
-    with pytest.raises(DataError, match=r"columns.n = 'number': not a type; such as int64"):
+    with pytest.raises(ConfigError, match=r"columns.n = 'number': not a type; such as int64"):
         collect(path, columns={"n": "number"})
 
 

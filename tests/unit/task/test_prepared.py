@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, DataError
@@ -28,6 +29,8 @@ FEATURES = [
     {"kind": "one_hot", "from": "colour", "to": "colours", "form": "sparse"},
     {"kind": "classes", "from": "bought", "to": "y"},
 ]
+
+CLASSES = {"kind": "classes", "from": "label", "to": "y"}
 
 
 def written(path: Path, rows: Sequence[tuple[str, ...]]) -> Path:
@@ -100,6 +103,68 @@ def test_raw_records_are_encoded_as_the_training_data_was(folder: Path, tmp_path
     rows = {tuple(row) for row in again["x"].tolist()}
     assert {tuple(row) for row in known["x"].tolist()} <= rows
     assert again["y"].tolist() == [int(row[-1] == "yes") for row in ROWS]
+
+
+def drawn(home: Path) -> Path:
+    """Images of two sizes in folders of two classes."""
+    for number in range(12):
+        path = home / ("bright", "dark")[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8 + number % 3, 10), 20 * number).save(path)
+    return home
+
+
+def test_folders_of_images_are_encoded_as_those_of_the_recipe_were(tmp_path: Path) -> None:
+    raw, out = drawn(tmp_path / "raw"), tmp_path / "done"
+    features = [{"kind": "image", "from": "image", "to": "x", "size": 6}, CLASSES]
+    prepare({"read": str(raw), "features": features, "write": {"folder": str(out)}}, workers=1)
+    known = task(out)
+    again = everything(task(raw, fitted=known.fitted).valid)
+    train = everything(known.train)
+    assert sorted(map(str, train["x"].tolist())) == sorted(map(str, again["x"].tolist()))
+    assert again["y"].tolist() == [0] * 6 + [1] * 6
+    loose = everything(task(raw / "dark", fitted=known.fitted).valid)
+    torch.testing.assert_close(loose["x"], again["x"][6:])
+    assert "y" not in loose
+
+
+def test_a_new_image_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    raw, out = drawn(tmp_path / "raw"), tmp_path / "done"
+    features = [{"kind": "image", "from": "image", "to": "x", "size": 6}, CLASSES]
+    prepare({"read": str(raw), "features": features, "write": {"folder": str(out)}}, workers=1)
+    fitted = task(out).fitted
+    (raw / "dark" / "03.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="not what the model knows: record 7: not a readable image"):
+        task(raw, fitted=fitted)
+
+
+def test_new_records_are_read_as_the_recipe_reads(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw.csv", tmp_path / "done"
+    lines = [";".join(("none" if n % 7 == 0 else row[0], *row[1:])) for n, row in enumerate(ROWS)]
+    raw.write_text("\n".join(lines) + "\n")
+    names = ["width", "height", "colour", "bought"]
+    read = {"path": str(raw), "names": names, "header": False}
+    read |= {"delimiter": ";", "missing": ["none"]}
+    prepare({"read": read, "features": FEATURES, "write": {"folder": str(out)}}, workers=1)
+    known = task(out)
+    again = everything(task(raw, fitted=known.fitted).valid)
+    assert sorted(again["x"].tolist()) == sorted(everything(known.train)["x"].tolist())
+    headed = tmp_path / "headed.csv"
+    headed.write_text("height;width\n" + "".join(f"{row[1]};{row[0]}\n" for row in ROWS))
+    named = everything(task(headed, fitted=known.fitted).valid)
+    torch.testing.assert_close(named["x"][1:7], again["x"][1:7])
+
+
+def test_new_rows_of_features_count_as_those_of_the_recipe(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw.libsvm", tmp_path / "done"
+    raw.write_text("".join(f"{n % 2} {n % 3}:1 3:{n}\n" for n in range(12)))
+    features = [{"kind": "sparse", "from": "features", "to": "x"}, CLASSES]
+    read = {"path": str(raw), "zero_based": True}
+    prepare({"read": read, "features": features, "write": {"folder": str(out)}}, workers=1)
+    new = tmp_path / "new.libsvm"
+    new.write_text("0 1:5\n")  # counted from 1 it would be the first
+    found = everything(task(new, fitted=task(out).fitted).valid)
+    assert found["x"].indices.tolist() == [1]
 
 
 def test_records_without_a_target_can_be_predicted(folder: Path, tmp_path: Path) -> None:
@@ -182,6 +247,19 @@ def test_records_that_a_model_cannot_know_are_told(folder: Path, tmp_path: Path)
     odd = written(tmp_path / "odd.csv", [*ROWS[:2], ("1", "2", "red", "perhaps")])
     with pytest.raises(DataError, match=r"odd.csv: .*record 2: class 'perhaps'.*not in train"):
         task(odd, fitted=fitted)
+
+
+def test_a_class_that_a_model_cannot_know_does_not_matter_where_nobody_asks(
+    folder: Path, tmp_path: Path
+) -> None:
+    fitted = dict(task(folder).fitted)
+    odd = written(tmp_path / "odd.csv", [*ROWS[:2], ("1", "2", "red", "perhaps")])
+    found = everything(task(odd, fitted={**fitted, "target": None}).valid)
+    assert sorted(found) == ["x"]
+    known = written(tmp_path / "known.csv", [*ROWS[:2], ("1", "2", "red", ROWS[0][3])])
+    assert torch.equal(found["x"], everything(task(known, fitted=fitted).valid)["x"])
+    again = everything(task(folder, fitted={**fitted, "target": None}).valid)
+    assert sorted(again) == ["x"]
 
 
 def test_another_preparation_is_not_taken_for_the_same(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,8 @@ from echelon.data.opening.parts import Part
 from echelon.data.readers import read
 from echelon.data.shards.encode_arrow import WIDTH, sparse_pairs
 
+Usual: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Options of readers, by format."""
 _MOST_NUMBERS = 1 << 28
 """Numbers of sparse rows that are held densely."""
 
@@ -100,17 +102,17 @@ class Frame:
         return values.reshape(len(column), -1)
 
 
-def load(
-    part: Part, options: Mapping[str, Any] | None = None, types: Mapping[str, str] | None = None
-) -> Frame:
-    """Read a part into memory; `types` are for formats that do not say their columns' types."""
-    given = {**part.options, **(options or {})}
-    if types and part.format in ("csv", "tsv"):
-        given["types"] = {**types, **given.get("types", {})}
+def load(part: Part, options: Mapping[str, Any] | None = None, usual: Usual | None = None) -> Frame:
+    """Read a part into memory, by the options that are `usual` for its format where no others are
+    given."""
+    told = (usual or {}).get(part.format, {})
+    given = {**told, **part.options, **(options or {})}
+    if "types" in told and isinstance(given["types"], Mapping):
+        given["types"] = {**told["types"], **given["types"]}
     tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
     if len(tables) == 1:
-        stored = part.paths[0] if part.format == "shards" else None
-        return Frame(tables[0], part.where, stored)
+        mapped = part.paths[0] if part.format == "shards" else None
+        return Frame(tables[0], part.where, mapped)
     try:
         return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
     except pa.ArrowException as error:

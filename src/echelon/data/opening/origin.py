@@ -9,7 +9,7 @@ from typing import Any
 
 from echelon.core.config.data import DataSection
 from echelon.core.errors import DataError
-from echelon.data.opening.frames import Frame, class_names, load
+from echelon.data.opening.frames import Frame, Usual, class_names, load
 from echelon.data.opening.parts import Part, Parts, Recognise, find_parts
 from echelon.data.readers.detect import format_of_name
 from echelon.data.shards.manifest import PREPARED
@@ -34,11 +34,11 @@ def open_origin(
     new: bool,
     own: Collection[str] = (),
     recognise: Recognise = format_of_name,
-    types: Mapping[str, str] | None = None,
+    usual: Usual | None = None,
 ) -> Origin:
     """Read the section's data set; `own` are options that are not for the reader.
 
-    `types` are those of columns that a csv or tsv would leave to guessing.
+    `usual` are options for the reader where the section does not say them.
 
     Of `new` data, which a trained model is tried on, one part is read: the held-out one if there
     are two. It is called the training part here all the same.
@@ -48,8 +48,8 @@ def open_origin(
         return Origin(Frame(table, section.name), None, {"name": section.name}, names)
     parts = locate(section, new=new, recognise=recognise)
     options = {key: value for key, value in section.options.items() if key not in own}
-    train = load(parts.train, options, types)
-    valid = load(parts.valid, options, types) if parts.valid is not None else None
+    train = load(parts.train, options, usual)
+    valid = load(parts.valid, options, usual) if parts.valid is not None else None
     return Origin(train, valid, about_parts(parts), class_names(parts.train))
 
 

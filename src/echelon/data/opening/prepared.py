@@ -22,6 +22,7 @@ from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
 from echelon.data.opening.frames import Frame
 from echelon.data.opening.origin import PREPARED_KIND, is_prepared, open_origin
+from echelon.data.opening.reading import settings_of, usual_options
 from echelon.data.opening.splits import Splits
 from echelon.data.prepare.columns import Ragged, Sparse, Values
 from echelon.data.prepare.encoders import Encoders
@@ -39,7 +40,8 @@ _SHOWN = 3
 
 def open_shards_of(section: DataSection, fitted: Mapping[str, Any] | None = None) -> Splits:
     """Column `x` as the recipe made it, `y` where records have a target, and `weight` if the
-    recipe balances classes. With `fitted` all records are held out."""
+    recipe balances classes. With `fitted` all records are held out, without `y` if their target
+    is None there."""
     if fitted is None:
         assert section.path is not None
         _refuse_idle(section)
@@ -93,13 +95,13 @@ def _open_again(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
 
 
 def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
-    texts = dict.fromkeys(fitted["texts"], "string")
-    origin = open_origin(section, new=True, types=texts)
     encoders = Encoders.from_json(fitted["encoders"])
     needed = encoders.roots(fitted["x"])
+    origin = open_origin(section, new=True, usual=usual_options(fitted, needed))
     refuse_lacking(needed, origin.train.names, f"{origin.train.where}: ")
-    lacking = {name for name in encoders.raw() if not origin.train.has(name)}
-    encoded = encoders.encode(_batch(origin.train), without=lacking - needed)
+    asked = fitted["target"] is not None  # or else nothing but the input is made
+    spared = {name for name in encoders.raw() if not (asked and origin.train.has(name))}
+    encoded = encoders.encode(_batch(origin.train), without=spared - needed)
     if encoded.refused:
         some = [f"record {row}: {why}" for row, why in sorted(encoded.refused.items())[:_SHOWN]]
         more = len(encoded.refused) - len(some)
@@ -152,6 +154,7 @@ def _fitted(
     fitted["weight"] = "weight" if "weight" in fields else None
     fitted["shape"] = _shape(field)
     fitted["sparse"] = field.kind == "sparse"
+    fitted["reading"] = settings_of(prepared.facts)
     fitted["texts"] = [name for name, kind in prepared.facts["columns"].items() if "string" in kind]
     learnt = prepared.learnt(target) if _is_made(prepared, target) else {}
     if "classes" in learnt:

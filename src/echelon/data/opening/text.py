@@ -35,7 +35,8 @@ def open_text(
     """
     text = section.text if fitted is None else fitted.get("text", section.text)
     # A text such as "007" is to be read as it stands.
-    origin = open_origin(section, new=fitted is not None, types={text: "string"})
+    types = {"types": {text: "string"}}
+    origin = open_origin(section, new=fitted is not None, usual={"csv": types, "tsv": types})
     if fitted is None:
         return _open(section, seed, origin)
     check_fitted(fitted, "text")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from echelon.core.errors import DataError, unknown
+from pydantic import TypeAdapter, ValidationError
+
+from echelon.core.errors import ConfigError, DataError, unknown
 from echelon.data.readers.detect import detect
 
 __all__ = ["FORMATS", "detect", "read"]
@@ -46,12 +49,23 @@ def read(path: str | Path, format: str = "auto", **options: Any) -> Iterator[Any
     reader: Callable[..., Iterator[Any]] = getattr(
         import_module(f"echelon.data.readers.{module}"), function
     )
-    _known_options(name, reader, options)
+    _check_options(name, reader, options)
     return reader(path, **options)
 
 
-def _known_options(name: str, reader: Callable[..., Any], options: dict[str, Any]) -> None:
+def _check_options(name: str, reader: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Refuse options that the reader does not have, and values that are not of its types."""
     known = [option for option in inspect.signature(reader).parameters if option != "path"]
-    for option in options:
+    types = get_type_hints(reader.func if isinstance(reader, partial) else reader)
+    for option, value in options.items():
         if option not in known:
             raise DataError(unknown(f"option of format {name}", option, known))
+        try:
+            TypeAdapter(types[option]).validate_python(value, strict=True)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            rule = "input should be a list" if fault["type"] == "sequence_str" else fault["msg"]
+            # No fault of the file's: to read it with more care would not help.
+            raise ConfigError(
+                f"option {option} is {value!r}: {rule[0].lower()}{rule[1:]}"
+            ) from None

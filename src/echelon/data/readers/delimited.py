@@ -32,6 +32,8 @@ def _read(
     delimiter: str,
     quote: bool,
     header: bool | None = None,
+    names: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
     columns: Sequence[str] | None = None,
     types: Mapping[str, str] | None = None,
     block: int = BLOCK,
@@ -39,18 +41,19 @@ def _read(
     """Record batches of a file.
 
     `header` says whether the first line names the columns, which is found out if not given;
-    columns without a name are called `column0`, `column1`, …. `types` sets a
-    column's type where the first block would mislead. Missing numbers become nulls.
+    columns without a name are called as `names` says, or `column0`, `column1`, …. `types` sets a
+    column's type where the first block would mislead. Cells that stand for `missing` numbers
+    become nulls.
     """
     check_delimiter(path, delimiter)
     cells = _first_cells(path, delimiter, quote)
     if header is None:
-        header = len(cells) < 2 or has_header(cells)
-    names = None if header else [f"column{number}" for number in range(len(cells[0]))]
-    read = pa.csv.ReadOptions(block_size=block, column_names=names, use_threads=False)
+        header = {*cells[0]} <= {*names} if names else len(cells) < 2 or has_header(cells)
+    called = None if header else names or [f"column{number}" for number in range(len(cells[0]))]
+    read = pa.csv.ReadOptions(block_size=block, column_names=called, use_threads=False)
     parse = pa.csv.ParseOptions(delimiter=delimiter, quote_char='"' if quote else False)
     convert = pa.csv.ConvertOptions(
-        null_values=list(MISSING),
+        null_values=list(missing),
         include_columns=list(columns) if columns else None,
         column_types=_types(path, types),
     )
@@ -60,7 +63,7 @@ def _read(
                 _unique(path, reader.schema.names)
                 rows = 0
                 for batch in reader:
-                    _text_is_utf8(path, batch, rows + (names is None))
+                    _text_is_utf8(path, batch, rows + (called is None))
                     rows += batch.num_rows
                     yield batch
         except UnicodeDecodeError as error:

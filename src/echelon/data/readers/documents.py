@@ -21,8 +21,6 @@ def read_text(path: Path, *, per: Literal["file", "line"] | None = None) -> Iter
 
     `per` says what one document is: a file (usual for a folder) or a line (usual for a file).
     """
-    if per not in (None, "file", "line"):
-        raise DataError(f"option per is {per!r}: it must be file or line")
     files, labels = text_files(path) if path.is_dir() else ([path], [])
     if (per or ("file" if path.is_dir() else "line")) == "line":
         for number, file in enumerate(files):

@@ -47,13 +47,18 @@ def read_idx(path: Path) -> Iterator[Any]:
 
 def labels_beside(path: Path) -> Path | None:
     """`train-labels-idx1-ubyte.gz` beside `train-images-idx3-ubyte.gz`."""
-    if "images" not in path.name:
-        return None
-    name = path.name.replace("images", "labels").replace("idx3", "idx1")
+    choices = [path.with_name(name) for name in label_names(path.name)]
+    return next((choice for choice in choices if choice.exists()), None)
+
+
+def label_names(images: str) -> list[str]:
+    """What the labels of a file of images may be called; nothing, if it holds no images."""
+    if "images" not in images:
+        return []
+    name = images.replace("images", "labels").replace("idx3", "idx1")
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
-    choices = [path.with_name(name + suffix) for suffix in ("", *COMPRESSED)]
-    return next((choice for choice in choices if choice.exists()), None)
+    return [name + suffix for suffix in ("", *COMPRESSED)]
 
 
 class _Values:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from echelon.core.errors import DataError
 from echelon.data.readers.npy import load_arrays, names_in
+from echelon.data.readers.stream import read_bytes
 from echelon.data.shards.encode import dense_array
 
 if TYPE_CHECKING:
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _GREY = ("1", "L")
 _BATCH = 32 << 20
+_AT_ONCE = 256
 _THREADS = 4
 
 
 def read_images(
-    path: Path, *, size: int | Sequence[int] | None = None, tile: int | None = None
+    path: Path,
+    *,
+    size: int | Sequence[int] | None = None,
+    tile: int | None = None,
+    stored: bool = False,
 ) -> Iterator[Any]:
     """Record batches with `x` uint8 [N, C, H, W] and, below class folders, `label`.
 
@@ -33,11 +39,16 @@ def read_images(
 
     A single file is a sheet of square images with the side `tile`. Its labels are the array
     `y_<name of the sheet>` of a `labels.npz` beside it.
+
+    With `stored` a folder's files come as they are, as `image`: recipes read them so.
     """
     if path.is_file():
         yield _sheet(path, tile)
         return
     files, labels = image_files(path)
+    if stored:
+        yield from _as_stored(files, labels)
+        return
     height, width, channels = _common_form(files, _wanted(size))
     step = max(1, _BATCH // (height * width * channels))
     mode = "L" if channels == 1 else "RGB"
@@ -50,6 +61,16 @@ def read_images(
             if labels:
                 columns["label"] = pa.array(labels[start : start + step])
             yield pa.record_batch(columns)
+
+
+def _as_stored(files: Sequence[Path], labels: Sequence[str]) -> Iterator[Any]:
+    for start in range(0, len(files), _AT_ONCE):
+        chosen = slice(start, start + _AT_ONCE)
+        contents = [read_bytes(file) for file in files[chosen]]
+        columns = {"image": pa.array(contents, pa.large_binary())}
+        if labels:
+            columns["label"] = pa.array(labels[chosen], pa.large_utf8())
+        yield pa.record_batch(columns)
 
 
 def read_tiles(path: str | Path, side: int) -> np.ndarray[Any, Any]:

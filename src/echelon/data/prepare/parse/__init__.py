@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from echelon.core.errors import ConfigError, unknown
+from echelon.core.errors import ConfigError, DataError, unknown
 from echelon.data.prepare.blocks import Block
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.parsed import Bad, Parsed, whole_block
@@ -60,9 +60,16 @@ def infer(block: Block, columns: Mapping[str, str]) -> pa.Schema | None:
     """
     if block.fault is not None:
         return None
-    types = {name: arrow_type(name, alias) for name, alias in columns.items()}
+    types = {name: _type(name, alias) for name, alias in columns.items()}
     found = format_of(block.source.format).infer(block, types)
     return wanted_schema(found, types) if found is not None else None
+
+
+def _type(name: str, alias: str) -> Any:
+    try:
+        return arrow_type(f"columns.{name}", alias)
+    except DataError as error:
+        raise ConfigError(str(error), ("columns", name)) from None  # told with its line
 
 
 def refuse_others(block: Block, columns: Mapping[str, str]) -> None:

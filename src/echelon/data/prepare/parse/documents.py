@@ -14,6 +14,7 @@ from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.files import Unreadable, cut_files, parse_files
 from echelon.data.prepare.parse.parsed import Parsed
 from echelon.data.prepare.unpack import Damaged, packing, unpacked
+from echelon.data.prepare.unreachable import Unreachable
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
@@ -37,11 +38,13 @@ def _text(path: str) -> str:
     parts: list[bytes] = []
     try:
         with remote.open_binary(path) as file:
-            parts.extend(unpacked(file, packing(path)))
+            parts.extend(unpacked(file, packing(remote.named(path).name)))
         text = b"".join(parts).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + b"".join(parts).count(b"\n", 0, error.start)
         raise Unreadable("not UTF-8", line) from None
+    except Unreachable:
+        raise
     except (Damaged, DataError) as error:
         raise Unreadable(str(error).removeprefix(f"{path}: ")) from None
     if not text:

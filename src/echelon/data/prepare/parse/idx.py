@@ -8,20 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from echelon.data.prepare import remote
 from echelon.data.prepare.blocks import Block
 from echelon.data.prepare.cutting import Content
-from echelon.data.prepare.inputs import Source
+from echelon.data.prepare.inputs import Source, labels_of
 from echelon.data.prepare.parse.fit import conform
 from echelon.data.prepare.parse.parsed import Parsed, lacking, whole_block
 from echelon.data.prepare.parse.shipped import ship, shipped
-from echelon.data.readers.idx import TYPES, labels_beside
+from echelon.data.readers.idx import TYPES
 from echelon.data.shards.encode import dense_array
 
 
@@ -29,12 +27,12 @@ def cut(source: Source, size: int) -> Iterator[Block]:
     with ExitStack() as stack:
         x = _Values(stack.enter_context(closing(Content(source.file))))
         values = {"x": x}
-        labels = None if remote.is_remote(source.file) else labels_beside(Path(source.file))
+        labels = labels_of(source.file)
         if labels is not None and x.fault is None:
-            values["y"] = _Values(stack.enter_context(closing(Content(str(labels)))))
+            values["y"] = _Values(stack.enter_context(closing(Content(labels[0]))))
         fault = next((one.fault for one in values.values() if one.fault), None)
         if fault is not None:
-            where = source.file if x.fault else f"{labels}"
+            where = source.file if x.fault or labels is None else labels[0]
             yield Block(0, where, 0, 0, 1, source, fault=fault, broken=x.count)
             return
         yield from _blocks(source, values, size)

@@ -19,6 +19,7 @@ from echelon.data.prepare.blocks import Block
 from echelon.data.prepare.inputs import Source
 from echelon.data.prepare.parse.files import Unreadable, cut_files, parse_files
 from echelon.data.prepare.parse.parsed import Parsed
+from echelon.data.prepare.unreachable import Unreachable
 
 _MOST = 256
 """Images of a block: a few bytes may be a large one, and all of a block are held at once."""
@@ -52,6 +53,8 @@ def _image(path: str) -> bytes:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image.draft("RGB", (1, 1))  # of a jpeg an eighth of the size is enough to see it
             image.load()
+    except Unreachable:
+        raise
     except UnidentifiedImageError:
         raise Unreadable("not an image of a known format") from None
     except (OSError, ValueError, SyntaxError, DataError, Image.DecompressionBombWarning) as error:

@@ -14,14 +14,14 @@ _SHORT = {"int": "int64", "float": "float64", "time": "timestamp[us]", "date": "
 
 
 def arrow_type(name: str, alias: str) -> Any:
-    """What a recipe calls a type, as Arrow has it; texts have 64-bit offsets everywhere."""
+    """What the setting of this name calls a type, as Arrow has it; texts have 64-bit offsets."""
     if alias in _TEXT:
         return pa.large_utf8()
     try:
         return pa.type_for_alias(_SHORT.get(alias, alias))
     except (ValueError, TypeError):
         raise DataError(
-            f"columns.{name} = {alias!r}: not a type; such as int64, float32, bool, string, "
+            f"{name} = {alias!r}: not a type; such as int64, float32, bool, string, "
             f"timestamp[s], date32"
         ) from None
 
