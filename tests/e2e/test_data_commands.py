@@ -64,7 +64,7 @@ def test_verify_finds_what_was_damaged(prepared: Path) -> None:
     assert damaged.returncode == 1
     assert damaged.stderr.startswith(
         "damaged: prepared/train/shard-00000.arrow: corrupt: checksum of block 0 is wrong; "
-        "column 'x', records 0–"
+        "one of columns 'x', 'y', records 0–299 "
     )
     assert damaged.stderr.endswith("(the first of 2 damages in 2 files; --json lists all)\n")
     listed = asked("data", "verify", "prepared", "--json", folder=prepared)

@@ -160,6 +160,9 @@ def test_mistakes_are_one_line(job: Path) -> None:
     assert said("recipe.yaml", "keep=[txt]").startswith(
         "error: command line: keep: column 'txt' is unknown; did you mean 'text'"
     )
+    assert said("recipe.yaml", "columns.label=txt").startswith(
+        "error: command line: columns.label = 'txt': not a type; such as int64"
+    )
     assert said("recipe.yaml", "bad=refuse").startswith("error: raw/train.tsv.gz:6002: ")
     assert "recipe.yaml/.x.work: Not a directory" in said(
         "recipe.yaml", "write.folder=recipe.yaml/x"
@@ -177,13 +180,52 @@ def test_the_end_of_a_damaged_file_is_told(job: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-2000])
     done = echelon("data", "prepare", "recipe.yaml", "-w", "1", "-q", folder=job)
     assert done.returncode == 0, done.stderr
-    assert "empty or damaged files: 1 or more" in done.stdout
+    assert "1 empty or damaged file: 1 or more" in done.stdout
+    assert "raw/train.tsv.gz: truncated: its packed stream has no end (after " in done.stdout
+    assert "may be wrong" not in done.stdout
     whole = json.loads((job / "prepared/prepared.json").read_text())
     counts = whole["counts"]
     assert 0 < counts["kept"] == counts["read"] - sum(counts["out"].values())
     outs = [json.loads(s) for s in (job / "prepared/quarantine.jsonl").read_text().splitlines()]
     (damage,) = [out for out in outs if "truncated" in out["reason"]]
     assert Path(damage["file"]).name == "train.tsv.gz"
+
+
+@pytest.mark.timeout(60)
+def test_records_of_a_damaged_stream_are_doubtful(job: Path) -> None:
+    """A wrong byte in the middle is found at the end: what was read before is told by its file."""
+    packed = job / "raw/train.tsv.gz"
+    content = bytearray(packed.read_bytes())
+    content[-8] ^= 0xFF  # of the checksum: nothing that is read changes
+    packed.write_bytes(content)
+    for number in range(4):
+        (job / f"raw/train-{number}.tsv").touch()
+    empties = ", ".join(f"raw/train-{number}.tsv" for number in range(4))
+    more = (f"read=[raw/train.tsv.gz, {empties}]", "split={by: ratio, train: 0.5, valid: 0.5}")
+    done = echelon("data", "prepare", "recipe.yaml", *more, "-w", "1", "-q", folder=job)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((job / "prepared/prepared.json").read_text())
+    first, *empty = facts["damaged"]
+    assert Path(first["file"]).name == "train.tsv.gz"
+    assert facts["counts"]["out"] == {"file": 1}
+    assert first["doubtful"] == facts["counts"]["read"] - 1 == facts["counts"]["kept"] > 5000
+    assert [one["reason"] for one in empty] == ["empty"] * 4
+    assert f"; {first['doubtful']:,} records read from it before may be wrong\n" in done.stdout
+    assert "5 empty or damaged files: 1 or more" in done.stdout
+    assert "raw/train-1.tsv: empty\n  and 2 more\n" in done.stdout
+
+
+@pytest.mark.timeout(60)
+def test_doubtful_labels_are_told_with_the_file_that_has_them(job: Path) -> None:
+    words = {"good": "fine nice great", "bad": "poor sad awful"}
+    rows = [f"{label},{text} {at}\n" for at in range(100) for label, text in words.items()]
+    (job / "few.csv").write_text("".join(["label,text\n", *rows, "bad,nice fine great\n"]))
+    more = ("read=few.csv", "clean=[{kind: noise, label: label, column: text}]")
+    done = echelon("data", "prepare", "recipe.yaml", *more, "-w", "1", "-q", folder=job)
+    assert done.returncode == 0, done.stderr
+    assert " 1 (clean.0 noise: 1); kept, see prepared/noted.jsonl\n" in done.stdout
+    (noted,) = [json.loads(s) for s in (job / "prepared/noted.jsonl").read_text().splitlines()]
+    assert noted["line"] == len(rows) + 2
 
 
 @pytest.mark.timeout(60)

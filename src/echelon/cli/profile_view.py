@@ -82,8 +82,7 @@ def _columns(part: PartProfile, *, narrow: bool) -> Table:
 def _row(column: ColumnProfile) -> Iterator[str]:
     yield cut(line(column.name), _NAME)
     yield cut(line(column.type), _TYPE)
-    missing = column.missing + (column.blank or 0)
-    yield share(missing, column.records) if missing else "–"
+    yield share(column.nothing, column.records) if column.nothing else "–"
     yield told(column.distinct) if column.distinct is not None else "–"
     figures = column.lengths or column.numbers
     if column.kind == "text" and column.is_category:

@@ -11,18 +11,22 @@ import json
 import secrets
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.data.described import sealed
 from echelon.data.joining import joined
 from echelon.data.preparation import checksum, read_facts
 from echelon.data.sets import shard_sets
 from echelon.data.shards.file import open_shard, record_batch, verify_shard
 from echelon.data.shards.manifest import MANIFEST, PREPARED, Manifest, ShardEntry, read_manifest
 from echelon.data.shards.write import move_into_place, write_durably, write_manifest, write_shard
+
+_REPLACE = "say --overwrite (overwrite=True) to replace"
 
 
 def reshard(
@@ -50,6 +54,9 @@ def _reshard(
     facts = read_facts(source)
     target = source if to is None else Path(to).resolve()
     _refuse_to_replace(source, target, overwrite)
+    # Shards are mapped by it. Ctrl-C while it is imported ends the process on the spot, and would
+    # leave behind what had been begun by then.
+    import_module("torch")
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
@@ -79,7 +86,7 @@ def _check(path: Path, manifest: Manifest, shards: int) -> None:
 def _refuse_to_replace(source: Path, target: Path, overwrite: bool) -> None:
     if target == source:
         if not overwrite:
-            raise DataError(f"{source}: name another folder, or say overwrite to replace this one")
+            raise DataError(f"{source}: name another folder, or {_REPLACE} this one")
         return
     if source in target.parents or target in source.parents:
         raise DataError(f"{target}: lies within {source}, or the other way round; choose another")
@@ -90,7 +97,7 @@ def _refuse_to_replace(source: Path, target: Path, overwrite: bool) -> None:
     except DataError:
         raise DataError(f"{target}: holds other files; choose a folder of its own") from None
     if not overwrite:
-        raise DataError(f"{target}: holds shards already; say overwrite to replace them")
+        raise DataError(f"{target}: holds shards already; {_REPLACE} them")
 
 
 def _copy_others(source: Path, sets: list[Path], aside: Path) -> None:
@@ -116,7 +123,8 @@ def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], sh
     # Another digest: to prepare it again by the same recipe would give other shards.
     facts["digest"] = f"{facts.get('digest')}, {shards} shards"
     (folder / PREPARED).unlink()
-    write_durably(folder / PREPARED, json.dumps(facts, ensure_ascii=False, indent=1).encode())
+    text = json.dumps(sealed(facts), ensure_ascii=False, indent=1)
+    write_durably(folder / PREPARED, text.encode())
 
 
 def _write_set(source: Path, manifest: Manifest, shards: int, folder: Path) -> Manifest:

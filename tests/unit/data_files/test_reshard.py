@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ def test_all_parts_of_a_prepared_folder_are_cut_anew_and_the_rest_is_kept(tmp_pa
 
 def test_in_place_replaces_the_folder_as_a_whole(folder: Path) -> None:
     before = records(folder)
-    with pytest.raises(DataError, match="name another folder, or say overwrite"):
+    with pytest.raises(DataError, match="name another folder, or say --overwrite"):
         reshard(folder, 2)
     reshard(folder, 2, overwrite=True)
     assert sorted(files(folder)) == ["manifest.json", "shard-00000.arrow", "shard-00001.arrow"]
@@ -160,10 +162,24 @@ def test_what_is_not_a_set_of_shards_is_not_replaced(folder: Path, tmp_path: Pat
     with pytest.raises(DataError, match="file: holds other files"):
         reshard(folder, 2, tmp_path / "file", overwrite=True)
     reshard(folder, 3, tmp_path / "new")
-    with pytest.raises(DataError, match="new: holds shards already; say overwrite"):
+    with pytest.raises(DataError, match="new: holds shards already; say --overwrite"):
         reshard(folder, 2, tmp_path / "new")
     assert len(reshard(folder, 2, tmp_path / "new", overwrite=True)[""].shards) == 2
     with pytest.raises(DataError, match="or the other way round"):
         reshard(folder, 2, folder / "inside")
     with pytest.raises(DataError, match="neither it nor a folder in it"):
         reshard(tmp_path / "mine", 2, tmp_path / "x")
+
+
+def test_nothing_is_begun_before_all_that_is_needed_is_imported(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Ctrl-C during the import of torch ends a command on the spot, with no time to tidy up."""
+    look = (
+        "import sys; from echelon.data import reshard as module; before = module._copy_others\n"
+        "def copy(*where): print('torch' in sys.modules); before(*where)\n"
+        "module._copy_others = copy; module.reshard(sys.argv[1], 2, sys.argv[2])"
+    )
+    command = [sys.executable, "-c", look, str(folder), str(tmp_path / "new")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

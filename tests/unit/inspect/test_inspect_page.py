@@ -153,3 +153,11 @@ def test_a_terminal_of_any_width_shows_whole_words(width: int, heads: int, tmp_p
     head = next(line for line in lines if line.startswith("COLUMN")).split()
     assert len(head) == heads
     assert not [word for word in head if "…" in word]
+
+
+def test_texts_that_say_nothing_are_missing_on_the_page_as_in_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,x\n" * 3 + "2,?\n")
+    (column,) = [one for one in inspect(path).parts[0].columns if one.name == "b"]
+    assert column.nothing == 1
+    assert "12.5 %" in page(path).text, "1 of 8 cells"

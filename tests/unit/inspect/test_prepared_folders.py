@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,11 +95,47 @@ def test_facts_that_cannot_be_read_are_a_damage_and_stop_a_reshard(prepared: Pat
             reshard(prepared, 1, overwrite=True)
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_facts_that_were_changed_are_a_damage_and_are_not_loaded(
+    made: Path, prepared: Path, anew: bool
+) -> None:
+    folder = prepared if anew else shutil.copytree(made, prepared.with_name("copy"))
+    path = folder / "prepared.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts))  # laid out otherwise, it says the same
+    assert verify(folder).findings == []
+    assert open_prepared(folder).counts["kept"] == 90
+    facts["counts"]["kept"] = 91
+    path.write_text(json.dumps(facts))
+    (learnt,) = (folder / "learnt").rglob("*.json")
+    learnt.write_text(learnt.read_text() + " ")
+    said = f"{path}: corrupt: it is not as it was written, its checksum is wrong"
+    first, second = verify(folder).findings
+    assert (first.file, first.message) == (str(path), said)
+    assert second.file == str(learnt)
+    for use in (open_prepared, lambda folder: reshard(folder, 1, overwrite=True)):
+        with pytest.raises(DataError) as error:
+            use(folder)
+        assert str(error.value) == said
+
+
+def test_facts_of_before_have_no_digest_and_are_loaded(prepared: Path) -> None:
+    path = prepared / "prepared.json"
+    facts = json.loads(path.read_text())
+    del facts["sha256"]
+    path.write_text(json.dumps(facts))
+    assert verify(prepared).findings == []
+    assert open_prepared(prepared).facts == facts
+    reshard(prepared, 1, overwrite=True)
+    assert "sha256" in open_prepared(prepared).facts
+
+
 @pytest.mark.parametrize("name", ["../raw.csv", "/etc/hostname"])
 def test_facts_do_not_lead_outside(name: str, prepared: Path) -> None:
     path = prepared / "prepared.json"
     facts = json.loads(path.read_text())
     facts["checksums"][name] = "0"
+    del facts["sha256"]
     path.write_text(json.dumps(facts))
     (finding,) = verify(prepared).findings
     assert finding.message.endswith(f"names a file outside of the folder: {name!r}")

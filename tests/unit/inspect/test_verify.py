@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from echelon.core.errors import DataError
@@ -55,12 +56,27 @@ def test_every_damage_is_found_whatever_it_is(folder: Path) -> None:
     assert found.files == 3
     assert found.as_data()["ok"] is False
     first, second, missing, _ = found.findings
-    assert (first.column, missing.column) == ("x", None)
+    assert (first.columns, missing.columns) == (("x",), ())
     assert missing.records == (2000, 2999)
     assert first.records is not None
     assert second.records is not None
     assert 1000 <= first.records[0] <= 1000 + 500_000 // 1500 <= first.records[1]
     assert second.records[0] <= 1000 + 1_300_000 // 1500 <= second.records[1] <= 1999
+
+
+def test_no_column_is_named_that_may_be_whole(tmp_path: Path) -> None:
+    """One checksum over several columns does not say which of them is damaged."""
+    table = pa.table({"id": range(400), "t": [f"text {at}" for at in range(400)], "y": [1.5] * 400})
+    write_shards(tmp_path / "set", table.to_batches())
+    path = tmp_path / "set" / "shard-00000.arrow"
+    flip(path, path.read_bytes().find(np.full(400, 1.5).tobytes()) + 80)
+    (found,) = verify(tmp_path / "set").findings
+    assert found.columns == ("id", "t", "y")
+    assert found.records == (0, 399)
+    assert found.message == (
+        f"{path}: corrupt: checksum of block 0 is wrong; one of columns 'id', 't', 'y', "
+        "records 0–399"
+    )
 
 
 def test_a_torn_manifest_is_a_damage_like_any_other(folder: Path) -> None:

@@ -47,6 +47,11 @@ class ColumnProfile:
         return self.records - self.missing
 
     @property
+    def nothing(self) -> int:
+        """Records that have no value here, or a text that says nothing."""
+        return self.missing + (self.blank or 0)
+
+    @property
     def unit(self) -> str:
         """What its lengths are counted in."""
         return _UNITS.get(self.kind, "")

@@ -27,7 +27,8 @@ class Finding:
     file: str
     message: str
     records: tuple[int, int] | None = None
-    column: str | None = None
+    columns: tuple[str, ...] = ()
+    """Columns that may be hit; none where that cannot be told."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def verify(folder: str | Path) -> Verified:
 def _verify_prepared(folder: Path, found: Verified) -> bool:
     """Whether this is prepared data; everything in it that is no shard is read."""
     try:
-        facts = read_facts(folder)
+        facts = read_facts(folder, changed=True)  # which `changed` tells, with all else
     except DataError as error:
         found.findings.append(Finding(str(folder / PREPARED), str(error)))
         return True
@@ -118,4 +119,4 @@ def _findings(folder: Path, manifest: Manifest, entry: ShardEntry, first: int) -
         yield Finding(path, str(error), (first, first + entry.rows - 1))
         return
     for damage in damages(shard, manifest.block):
-        yield Finding(path, str(damage), (damage.first, damage.last), damage.column)
+        yield Finding(path, str(damage), damage.records, tuple(damage.hit))

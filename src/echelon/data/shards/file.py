@@ -7,7 +7,7 @@ by the number of files a process may hold open.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +21,8 @@ from echelon.data.shards.manifest import Manifest, ShardEntry
 from echelon.data.shards.schema import Field, arrow_schema
 
 Array = np.ndarray[Any, Any]
+_SHOWN = 5
+"""Columns that are named of those that may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class View:
     items: Array
     offsets: Array | None = None
     indices: Array | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Texts are not seen as numbers."""
+        return self.offsets is None and not len(self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +86,28 @@ class Damage:
 
     path: Path
     what: str
-    first: int
-    last: int
-    column: str | None = None
+    hit: Mapping[str, tuple[int, int]]
+    """Columns that have something in the block, and of which records: it may be any of them."""
+
+    @property
+    def records(self) -> tuple[int, int]:
+        return min(first for first, _ in self.hit.values()), max(
+            last for _, last in self.hit.values()
+        )
 
     def __str__(self) -> str:
-        column = f"column {self.column!r}, " if self.column is not None else ""
-        return f"{self.path}: {self.what}; {column}records {self.first}–{self.last}"
+        alike: dict[tuple[int, int], list[str]] = {}
+        for name, records in self.hit.items():
+            alike.setdefault(records, []).append(repr(name))
+        places = [f"{_named(n)}, records {first}–{last}" for (first, last), n in alike.items()]
+        return f"{self.path}: {self.what}; {' or '.join(places)}"
+
+
+def _named(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"column {names[0]}"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"one of columns {', '.join(names[:_SHOWN])}{more}"
 
 
 def verify_shard(shard: ShardFile, block: int) -> None:
@@ -100,7 +122,8 @@ def damages(shard: ShardFile, block: int) -> Iterator[Damage]:
     for number, crc32 in enumerate(block_checksums(shard.memory, block)):
         if number >= len(expected) or crc32 != expected[number]:
             what = f"corrupt: checksum of block {number} is wrong"
-            yield Damage(shard.path, what, *_located(shard, number * block, (number + 1) * block))
+            hit = _located(shard, number * block, (number + 1) * block)
+            yield Damage(shard.path, what, hit)
 
 
 def block_checksums(memory: Array, block: int) -> Iterator[int]:
@@ -188,9 +211,12 @@ def _buffer(column: Any, dtype: np.dtype[Any], count: int) -> Array:
     return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype, count)
 
 
-def _located(shard: ShardFile, start: int, stop: int) -> tuple[int, int, str | None]:
-    """The records, and the column, whose memory lies in these bytes of the file."""
+def _located(shard: ShardFile, start: int, stop: int) -> dict[str, tuple[int, int]]:
+    """The columns that have something in these bytes of the file, and of which records."""
     base = shard.memory.__array_interface__["data"][0]
+    stop = min(stop, len(shard.memory))
+    found: dict[str, list[int]] = {}
+    known = 0
     for name, view in shard.views.items():
         for part in (view.items, view.indices, view.offsets):
             if part is None or not len(part):
@@ -198,9 +224,25 @@ def _located(shard: ShardFile, start: int, stop: int) -> tuple[int, int, str | N
             begin = part.__array_interface__["data"][0] - base
             low, high = max(start - begin, 0), min(stop - begin, part.nbytes)
             if low < high:
-                first, last = low // part.itemsize, (high - 1) // part.itemsize
-                if view.offsets is not None and part is not view.offsets:
-                    first, last = np.searchsorted(view.offsets, (first, last), "right") - 1
-                last = min(last, shard.entry.rows - 1)
-                return int(shard.first + first), int(shard.first + last), name
-    return shard.first, shard.first + shard.entry.rows - 1, None
+                known += high - low
+                found.setdefault(name, []).extend(_records(shard, view, part, low, high))
+    if known < stop - start:  # nobody knows where texts lie: they may be in the rest
+        texts = [name for name, view in shard.views.items() if view.is_text]
+        # Nothing of a column, such as the file's own description: all of it may be wrong.
+        rest = texts or ([] if found else shard.views)
+        found |= {name: [0, shard.entry.rows - 1] for name in rest}
+    return {
+        name: (shard.first + min(found[name]), shard.first + max(found[name]))
+        for name in shard.views
+        if name in found
+    }
+
+
+def _records(shard: ShardFile, view: View, part: Array, low: int, high: int) -> tuple[int, int]:
+    """The first and the last record of the shard to which bytes of a part of a column belong."""
+    first, last = low // part.itemsize, (high - 1) // part.itemsize
+    if part is view.offsets:
+        first = max(first - 1, 0)  # where a record begins, the one before it ends
+    elif view.offsets is not None:
+        first, last = np.searchsorted(view.offsets, (first, last), "right") - 1
+    return int(first), int(min(last, shard.entry.rows - 1))

@@ -50,7 +50,7 @@ def verdict(profile: Profile) -> str:
 def _tiles(profile: Profile) -> Html:
     records = profile.records
     cells = sum(column.records for part in profile.parts for column in part.columns)
-    missing = sum(column.missing for part in profile.parts for column in part.columns)
+    missing = sum(column.nothing for part in profile.parts for column in part.columns)
     found = [
         tile("records", f"{records:,}" if records < 1e7 else short(records)),
         tile("columns", f"{max(len(part.columns) for part in profile.parts):,}"),
