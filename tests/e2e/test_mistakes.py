@@ -198,3 +198,33 @@ def test_a_damaged_config_is_one_line(tmp_path: Path, trained: Path, verb: list[
     config.write_text(text.replace("task: classify", "task: clasify"), encoding="utf-8")
     said = refused(*verb, "table", folder=tmp_path)
     assert "config.yaml:2: task 'clasify' is unknown; did you mean 'classify'?" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trin"], "no such command 'trin'. Did you mean 'train'? (see 'echelon --help')"),
+        (["train", "--bogus"], "no such option: --bogus (see 'echelon train --help')"),
+        (
+            ["data", "prepare"],
+            "missing argument 'RECIPE.yaml [KEY=VALUE]...' (see 'echelon data prepare --help')",
+        ),
+        (
+            ["data", "prepare", "recipe.yaml", "--workers", "0"],
+            "invalid value for '--workers' / '-w': Input should be greater than or equal to 1 "
+            "(see 'echelon data prepare --help')",
+        ),
+    ],
+)
+def test_a_command_that_is_called_wrongly_says_so_in_one_line(
+    tmp_path: Path, words: list[str], line: str
+) -> None:
+    done = asked(*words, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {line}\n")
+
+
+def test_a_command_without_words_shows_what_there_is(tmp_path: Path) -> None:
+    done = asked("data", folder=tmp_path)
+    assert done.returncode == 2
+    assert "prepare" in done.stdout
+    assert done.stderr == ""

@@ -46,7 +46,9 @@ def main() -> None:
     calm_warnings()
     keep_freed_memory()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:
+        sys.exit(_misused(error))
     except UserError as error:
         sys.exit(_said(error, 2))
     except EchelonError as error:
@@ -58,3 +60,12 @@ def _said(error: EchelonError, code: int) -> int:
         print(note, file=sys.stderr)
     print(f"error: {error}", file=sys.stderr)
     return code
+
+
+def _misused(error: typer.TyperException) -> int:
+    """Of a command that was called in a way that it does not have, one line is told, too."""
+    where = getattr(error, "ctx", None)
+    if said := " ".join(error.format_message().removesuffix(".").split()):  # else help was given
+        more = f" (see '{where.command_path} --help')" if where else ""
+        print(f"error: {said[0].lower()}{said[1:]}{more}", file=sys.stderr)
+    return 2
