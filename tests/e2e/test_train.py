@@ -124,7 +124,7 @@ def test_a_diverging_run_fails_names_the_layer_and_keeps_finite_weights(tmp_path
         (["predict", "last"], "give either a file of data or --prompt"),
         (["predict", "last", "none.csv"], "there is no such file"),
         (["runs", "show", "nothing"], "there are no runs"),
-        (["trian"], "No such command 'trian'"),
+        (["trian"], "no such command 'trian'. Did you mean 'train'?"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(
