@@ -33,10 +33,10 @@ import torch
 from torch import Tensor
 
 from echelon import cross_entropy
-from echelon.checkpoint.tree import flatten
+from echelon.checkpoint.state import flatten
 from echelon.comm import Alone
 from echelon.core.config import job_from
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.loop.assemble import assemble
 from echelon.loop.run import Run
 from echelon.models.gpt import GPT, GPTOptions

@@ -38,11 +38,12 @@ from typing import Any
 import torch
 
 from echelon import cross_entropy
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection, ScheduleSection
-from echelon.core.config.parallel import ShardedSection
-from echelon.core.task import Task
+from echelon.core.config.sections import ShardedSection
+from echelon.core.interfaces import Task
 from echelon.core.types import Numerics, Parallel
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.optim import build_schedule

@@ -35,9 +35,8 @@ from torch import Tensor, nn
 
 import echelon
 from echelon.core.hashing import words
-from echelon.core.rows import RowRule
-from echelon.core.task import Task
-from echelon.core.types import Batch
+from echelon.core.interfaces import Task
+from echelon.core.types import Batch, RowRule
 from echelon.data.clicks import auc
 from echelon.models import Table
 from echelon.task.metrics import AUC

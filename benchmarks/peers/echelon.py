@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import echelon
-from echelon.core.protocols import Observer
+from echelon.core.interfaces import Observer
 
 from .clock import Clock
 from .work import DECAY, LOG_EVERY, LR, SEED, Work, loss_after

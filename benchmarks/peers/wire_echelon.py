@@ -15,8 +15,8 @@ from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.servers import Servers
 from echelon.core.config import OptimizerSection
 from echelon.core.types import Lease
-from echelon.server.role import ServerSettings
 from echelon.server.role import serve as serve_shard
+from echelon.server.settings import ServerSettings
 
 from .wire_work import LOOPBACK, LR, NUMBERS
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
-from echelon.core.heap import keep_freed_memory
-from echelon.core.rows import RowRule, RowSpec
-from echelon.core.types import Lease
+from echelon.core.process import keep_freed_memory
+from echelon.core.types import Lease, RowRule, RowSpec
 
 from . import wire_echelon
 from .wire_echelon import connected, rules_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.lazy import lazily
+from echelon.core.process import lazily
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from echelon.api import train
     from echelon.core.config import Job
     from echelon.core.errors import EchelonError
-    from echelon.core.task import Task
+    from echelon.core.interfaces import Task
     from echelon.data.prepare.prepared import Prepared
     from echelon.data.prepare.preparing import prepare
     from echelon.loop.result import Result
@@ -44,7 +44,7 @@ __getattr__ = lazily(
         "api": ("train",),
         "core.config": ("Job",),
         "core.errors": ("EchelonError",),
-        "core.task": ("Task",),
+        "core.interfaces": ("Task",),
         "data.prepare.prepared": ("Prepared",),
         "data.prepare.preparing": ("prepare",),
         "loop.result": ("Result",),

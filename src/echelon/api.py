@@ -8,8 +8,7 @@ from typing import Any
 
 from echelon.cluster.start import start
 from echelon.core.config import job_from
-from echelon.core.protocols import Observer
-from echelon.core.task import Task
+from echelon.core.interfaces import Observer, Task
 from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, rearranged
 from echelon.strategy import check as check_strategy
 from echelon.task import anchored, check_python, load_task

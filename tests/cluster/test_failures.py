@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from echelon.cluster import supervisor
-from echelon.cluster.launch import Member, MemberFailed, facts_of, launch
+from echelon.cluster.launch import facts_of, launch
+from echelon.cluster.member import Member
+from echelon.cluster.verdict import MemberFailed
 from echelon.core.errors import (
     ConfigError,
     DataError,

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.checkpoint import randomness
-from echelon.cluster.launch import Member, launch
+from echelon.checkpoint import state
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.comm.group import Group
 from echelon.core.errors import RunError
 from echelon.core.types import Shard
@@ -30,11 +31,11 @@ def test_a_shard_draws_on_where_it_was_and_a_new_one_on_its_own() -> None:
         with closing(Group(member.place)) as group:
             # Two of the four read the same part of a batch.
             fellows = Fellows(group, Shard(at // 2, 2), seed=0)
-            randomness.seed(at // 2)
+            state.seed(at // 2)
             random.gauss(0, 1)  # leaves another one in store
             kept = fellows.draws()
             expected = drawn()
-            randomness.seed(99)
+            state.seed(99)
             fellows.go_on(kept, version=5)
             assert drawn() == expected
             assert list(kept) == [0, 1]

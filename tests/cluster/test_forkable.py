@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from echelon.cluster import forkable
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import Member, MemberFailed, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
+from echelon.cluster.verdict import MemberFailed
 from echelon.comm.group import Group
 from tests.cluster.shared import SOON
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from echelon.cluster import child, supervisor
-from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
+from echelon.cluster.launch import facts_of, launch
+from echelon.cluster.member import Member
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import RelayThread
+from echelon.cluster.verdict import Interrupted, MemberFailed
 from echelon.core.errors import PeerError
 from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for

@@ -17,7 +17,7 @@ from echelon.cluster.environment import joined
 from echelon.cluster.start import start
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, UserError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.cluster.launch import Interrupted, Member, MemberFailed, facts_of, launch
+from echelon.cluster.launch import facts_of, launch
+from echelon.cluster.member import Member
+from echelon.cluster.verdict import Interrupted, MemberFailed
 from echelon.core.errors import TrainingError, UserError
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from echelon.cluster.fleet import Fleet
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.cluster.start import start
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, TrainingError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from tests.cluster.shared import Counters, is_alive
 
 pytestmark = pytest.mark.timeout(120)

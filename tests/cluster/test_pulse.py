@@ -7,7 +7,8 @@ import timeit
 from contextlib import closing
 from typing import Any
 
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.cluster.pulse import Pulses
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.cluster.signals import caught, held_back
 from tests.cluster.shared import DEADLINE, SOON, Counters, wait_for
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.loop.interrupt import on_interrupt
 from tests.cluster.shared import Counters, start, wait_for
 

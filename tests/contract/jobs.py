@@ -14,8 +14,7 @@ from echelon.comm import Alone
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
-from echelon.core.protocols import Comm, Strategy
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Strategy, Task
 from echelon.core.types import Batch, Numerics, Parallel
 from echelon.optim import build_schedule
 from echelon.strategy import build

@@ -7,7 +7,7 @@ import functools
 from torch import Tensor
 
 from echelon.comm.group import Group
-from echelon.core.config.parallel import ShardedSection
+from echelon.core.config.sections import ShardedSection
 from echelon.core.types import Parallel
 
 from . import trained

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from echelon import cross_entropy
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch
 from echelon.models.cnn import CNN, CNNOptions
 from echelon.models.gpt import GPT, GPTOptions

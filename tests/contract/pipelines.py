@@ -9,8 +9,7 @@ from torch import Tensor
 
 from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection, PipelineSection, SyncSection
-from echelon.core.protocols import Strategy
-from echelon.core.task import Task
+from echelon.core.interfaces import Strategy, Task
 from echelon.core.types import Batch, Parallel
 from echelon.task import prepare
 from echelon.task.metrics import Accuracy, Confusion

@@ -13,13 +13,14 @@ import torch
 
 from echelon.cluster.fleet import Fleet
 from echelon.cluster.forkable import _end_kernel_threads
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.directory import Directory
 from echelon.core.config import job_from
-from echelon.core.protocols import Strategy
+from echelon.core.interfaces import Strategy
 
 DEADLINE = 10.0
 _KEY = secrets.token_bytes(32)

@@ -8,7 +8,7 @@ import torch
 from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection, SyncSection
 from echelon.core.errors import ConfigError, NonFiniteError
-from echelon.core.protocols import Strategy
+from echelon.core.interfaces import Strategy
 from echelon.core.types import Ask, Batch, Parallel
 from echelon.models.mlp import MLP, MLPOptions
 

@@ -14,8 +14,8 @@ from echelon import cross_entropy
 from echelon.comm.group import Group
 from echelon.comm.solo import Solo
 from echelon.core.config import TensorSection
-from echelon.core.config.parallel import Cut
-from echelon.core.task import Task
+from echelon.core.config.sections import Cut
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch, Parallel
 from echelon.strategy.batch_norm import attend, synchronise, unsynchronise
 

@@ -15,8 +15,7 @@ from echelon import cross_entropy
 from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import TaskError
-from echelon.core.protocols import Strategy
-from echelon.core.task import Task
+from echelon.core.interfaces import Strategy, Task
 from echelon.core.types import Batch
 from echelon.models.layers import BatchNorm1d
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from echelon.checkpoint import Shelf
 from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection
-from echelon.core.protocols import Strategy
+from echelon.core.interfaces import Strategy
 from echelon.core.types import Ask, Batch
 from echelon.strategy.pipeline.pieces import how_many, pieces
 

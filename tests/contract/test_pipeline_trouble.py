@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from echelon.checkpoint import Shelf
 from echelon.comm.group import Group
 from echelon.core.errors import ConfigError, NonFiniteError, PeerError, TaskError
-from echelon.core.protocols import Strategy
+from echelon.core.interfaces import Strategy
 from echelon.core.types import Batch
 
 from . import members, networks

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from echelon.comm.group import Group
 from echelon.core.config import SyncSection
-from echelon.core.config.parallel import ShardedSection
-from echelon.core.task import Task
+from echelon.core.config.sections import ShardedSection
+from echelon.core.interfaces import Task
 from echelon.core.types import Ask, Parallel, Stats
 from echelon.loop.assemble import kind
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from echelon.comm.group import Group
 from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 
 from . import members, networks
 from .levels import LEVELS, apart, arranged, built

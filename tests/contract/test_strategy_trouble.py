@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from echelon.core.errors import CheckpointError, NonFiniteError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.strategy import names
 
 from .jobs import (

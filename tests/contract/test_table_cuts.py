@@ -16,7 +16,7 @@ from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError, NonFiniteError
-from echelon.core.rows import RowRule, RowSpec
+from echelon.core.types import RowRule, RowSpec
 
 from . import serving
 

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from echelon import cross_entropy
 from echelon.core.config import ClipSection, OptimizerSection, ParameterServerSection
 from echelon.core.errors import NonFiniteError
-from echelon.core.protocols import Strategy
-from echelon.core.rows import RowRule
-from echelon.core.task import Task
-from echelon.core.types import Batch, Parallel
+from echelon.core.interfaces import Strategy, Task
+from echelon.core.types import Batch, Parallel, RowRule
 from echelon.models import Table
 from echelon.strategy.parameter_server import ParameterServer
 

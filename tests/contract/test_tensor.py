@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from echelon.comm.group import Group
 from echelon.core.errors import NonFiniteError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Ask, Parallel
 from echelon.models.gpt import GPT, GPTOptions
 

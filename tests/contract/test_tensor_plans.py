@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from echelon.comm.group import Group
 from echelon.core.config import TensorSection
 from echelon.core.errors import CheckpointError, ConfigError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Parallel
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.mlp import MLP, MLPOptions

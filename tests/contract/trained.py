@@ -9,7 +9,7 @@ from torch import Tensor
 
 from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Parallel
 
 from . import networks

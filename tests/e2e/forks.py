@@ -21,7 +21,7 @@ from typing import IO
 
 from echelon.cluster.environment import calm_threads
 
-_PRELOADED = ["echelon.cli.training", "sklearn.datasets"]
+_PRELOADED = ["echelon.cli.train", "sklearn.datasets"]
 _FORKS = multiprocessing.get_context("forkserver")
 
 

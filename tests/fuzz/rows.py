@@ -35,9 +35,9 @@ from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
 from echelon.comm.servers.set_up import Plan
 from echelon.core.errors import PeerError
-from echelon.core.rows import RowRule, RowSpec
-from echelon.core.types import Lease
-from echelon.server.role import ServerSettings, serve
+from echelon.core.types import Lease, RowRule, RowSpec
+from echelon.server.role import serve
+from echelon.server.settings import ServerSettings
 
 KEY = bytes(range(32))
 WIDTH, IDS = 4, 50

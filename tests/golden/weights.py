@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from echelon.core.config import ClipSection, OptimizerSection, PipelineSection
-from echelon.core.config.optim import OptimizerName
-from echelon.core.config.parallel import ShardedSection
+from echelon.core.config.sections import OptimizerName, ShardedSection
 from echelon.core.types import Parallel
 from tests.contract import members, networks, serving, trained
 from tests.contract.jobs import strategy

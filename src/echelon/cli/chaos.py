@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from echelon.cli import train
-from echelon.cli.arguments import say, split_arguments
+from echelon.cli.common import say, split_arguments
 from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,14 +96,15 @@ def _planned(plan: str | None, chance: int | None, runs: int) -> Sequence[Fault]
 def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
     """Each trial as it is done, then all of them."""
     from echelon.cluster.chaos.report import show, show_all
-    from echelon.track import text, views
+    from echelon.core import format
+    from echelon.track import views
 
     out = views.console()
     signal.signal(signal.SIGTERM, _interrupted)
     signal.signal(signal.SIGHUP, _interrupted)
     report = trials(lambda *found: None if as_json else show(out, *found))
     if as_json:
-        say([text.to_json(report.as_data())])
+        say([format.to_json(report.as_data())])
     else:
         show_all(out, report)
     return report

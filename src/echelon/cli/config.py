@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from echelon.cli.arguments import split_arguments
+from echelon.cli.common import split_arguments
 
 app = typer.Typer(help="Look at and check job files.", no_args_is_help=True)
 

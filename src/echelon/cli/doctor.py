@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from echelon.track.checks import Check
+    from echelon.track.doctor import Check
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
@@ -21,7 +21,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Check this machine and say what each finding means for training."""
-    from echelon.track.checks import check_all
+    from echelon.track.doctor import check_all
 
     checks = [*check_all(folder), _half_precision()]
     failed = any(check.verdict == "fail" for check in checks)
@@ -34,7 +34,7 @@ def doctor(
 
 def _half_precision() -> Check:
     from echelon.strategy.half import state_of_bf16
-    from echelon.track.checks import Check
+    from echelon.track.doctor import Check
 
     state = state_of_bf16()
     meaning = {
@@ -46,7 +46,7 @@ def _half_precision() -> Check:
 
 
 def _print_json(checks: list[Check], failed: bool) -> None:
-    from echelon.track.text import to_json
+    from echelon.core.format import to_json
 
     print(to_json({"ok": not failed, "checks": [check._asdict() for check in checks]}))
 

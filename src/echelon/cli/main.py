@@ -8,11 +8,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from echelon.cli import chaos, config, data, doctor, evaluate, join, predict, runs, train
-from echelon.cli.interrupt import stoppable
+from echelon.cli import chaos, config, data, doctor, predict, runs, train
+from echelon.cli import predict as evaluate
+from echelon.cli import train as join
+from echelon.cli.common import stoppable
 from echelon.cluster.environment import calm_threads, calm_warnings
 from echelon.core.errors import EchelonError, UserError
-from echelon.core.heap import keep_freed_memory
+from echelon.core.process import keep_freed_memory
 
 
 class _Verbs(TyperGroup):

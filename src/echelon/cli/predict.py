@@ -1,16 +1,73 @@
-"""`echelon predict`: what a trained run says of new data."""
+"""Eval, predict."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.arguments import say
-from echelon.cli.evaluate import Checkpoint, Folder
-from echelon.core.errors import UserError
+from echelon.cli.common import say
+from echelon.core.config import DataSection, Job
+from echelon.core.errors import ConfigError, RunError, UserError, unknown
+
+if TYPE_CHECKING:
+    from echelon.core.interfaces import Task
+    from echelon.loop import KnownRun
+
+
+# --- evaluate ---
+# `echelon eval`: how good a trained run is.
+
+Checkpoint = Annotated[str, typer.Option(help="`best`, `last`, or a step.")]
+Folder = Annotated[str, typer.Option(help="Where the runs are.")]
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or `last`.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="For other data: data.path=…"),
+    ] = None,
+    checkpoint: Checkpoint = "last",
+    folder: Folder = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Evaluate a run's checkpoint on its held-out samples, or on data given here."""
+    from echelon.core.format import to_json
+    from echelon.loop.inference import evaluate_run
+
+    known, task = reopen(folder, run, overrides or [])
+    _need_target(known, task)
+    found = evaluate_run(known, task, checkpoint)
+    if as_json:
+        say([to_json({"run": known.id, "samples": found.samples, "metrics": found.values})])
+        return
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in found.values.items())
+    say([f"{known.id} ({checkpoint}) on {found.samples:,} samples: {figures}"])
+
+
+def _need_target(known: KnownRun, task: Task) -> None:
+    """New data of a built-in task may come without the answers; then it can only be predicted."""
+    import torch
+
+    from echelon.core.errors import DataError
+    from echelon.data.opening.prepared import target_made_of
+    from echelon.task import NAMES
+
+    if known.job.task not in NAMES or task.valid is None or len(task.valid) == 0:
+        return
+    if "y" not in task.valid.gather(torch.zeros(1, dtype=torch.int64)):
+        place, target = known.job.data.path or known.job.data.name, known.fitted.get("target")
+        made = target_made_of(known.fitted)
+        told = f", which is made of {', '.join(map(repr, made))}" if made else ""
+        raise DataError(f"{place}: evaluation needs the target column {target!r}{told}")
+
+
+# --- predict ---
+# `echelon predict`: what a trained run says of new data.
 
 
 def predict(
@@ -64,9 +121,8 @@ def _save(lines: Iterable[str], out: Path) -> None:
 
 
 def _predicted(folder: str, run: str, checkpoint: str, data: Path) -> Iterator[str]:
-    from echelon.cli.reopening import reopen_on, stored_run
+    from echelon.core.format import to_json
     from echelon.loop.inference import predict_run
-    from echelon.track.text import to_json
 
     if not data.exists():
         raise UserError(f"{data}: there is no such file")
@@ -86,10 +142,91 @@ def _told(
     temperature: float,
     seed: int,
 ) -> str:
-    from echelon.cli.reopening import reopen
     from echelon.loop.inference import trained_model
-    from echelon.task.generate import Writer
+    from echelon.task.builtin import Writer
 
     known, task = reopen(folder, run, [])
     writer = Writer(trained_model(known, task, checkpoint), known.fitted)
     return writer.go_on(prompt, length, temperature=temperature, seed=seed)
+
+
+# --- reopening ---
+# A run and its task again, for the verbs that use a trained model.
+
+_MAY_CHANGE = ("data", "device", "evaluate", "threads")
+_ORIGIN = ("data.name", "data.path")
+
+
+def check_stored(job: Job) -> None:
+    """The config of a run was checked when it began, but files can be damaged."""
+    from echelon import strategy, task
+    from echelon.loop import PYTHON_TASK
+
+    strategy.check(job)
+    if job.task != PYTHON_TASK:
+        task.check(job)
+
+
+def stored_run(folder: str, run: str, overrides: list[str] | None = None) -> KnownRun:
+    """A run whose task can be built again."""
+    from echelon.loop import PYTHON_TASK, load_run
+
+    known = load_run(folder, run, overrides or [], checks=[check_stored])
+    if known.job.task == PYTHON_TASK:
+        raise RunError(f"run {known.id!r} was started from Python: its task is not known here")
+    return known
+
+
+def reopen(folder: str, run: str, overrides: list[str]) -> tuple[KnownRun, Task]:
+    """With other data than the run's own, all of it is held out and nothing is fitted to it."""
+    from echelon import task
+
+    keys = [text.partition("=")[0] for text in overrides]
+    for key in keys:
+        if key.partition(".")[0] not in _MAY_CHANGE:
+            raise ConfigError("here, " + unknown("setting", key, _MAY_CHANGE))
+    own = stored_run(folder, run)
+    if any(key in _ORIGIN for key in keys):
+        changed = stored_run(folder, run, [*_nowhere(own), *overrides])
+        if _other_data(own, changed):
+            return changed, task.load_task(changed.job, changed.fitted)
+    known = stored_run(folder, run, overrides)
+    if _other_data(own, known):
+        return known, task.load_task(known.job, known.fitted)
+    _refuse_other_split(own.job.data, known.job.data)
+    return known, task.load_task(known.job)
+
+
+def reopen_on(known: KnownRun, path: Path) -> tuple[KnownRun, Task]:
+    """The run and its task on the data at `path`, whatever that is called, without answers."""
+    from echelon import task
+
+    place: dict[str, Any] = {"path": str(path), "name": None, "valid_path": None}
+    if known.job.data.name is not None:
+        place["options"] = {}  # those of a shipped set mean nothing to a file
+    data = known.job.data.model_copy(update=place)
+    known = dataclasses.replace(known, job=known.job.model_copy(update={"data": data}))
+    # A label that the model does not know is no obstacle to saying what it should be.
+    unasked = {"target": None} if "target" in known.fitted else {}
+    return known, task.load_task(known.job, {**known.fitted, **unasked})
+
+
+def _nowhere(own: KnownRun) -> list[str]:
+    """Other data goes in the place of the run's own, not beside it."""
+    options = ["data.options={}"] if own.job.data.name is not None else []
+    return ["data.name=null", "data.path=null", "data.valid_path=null", *options]
+
+
+def _other_data(own: KnownRun, known: KnownRun) -> bool:
+    one, other = own.job.data, known.job.data
+    return (one.name, one.path) != (other.name, other.path)
+
+
+def _refuse_other_split(own: DataSection, given: DataSection) -> None:
+    """Cut or read in another way, the held-out part would hold samples that were trained on."""
+    for key in DataSection.model_fields:
+        if key != "prefetch" and getattr(own, key) != getattr(given, key):
+            raise ConfigError(
+                f"data.{key} cannot change on the data the run was trained on: its held-out part "
+                f"would not be the same; give other data with it (data.path=…)"
+            )

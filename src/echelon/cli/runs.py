@@ -1,14 +1,27 @@
-"""`echelon runs`: what was trained, how it went, and what made the difference."""
+"""Runs, ledger."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.core.format import duration
+
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from echelon.data.account import Account, EpochAccount, Happening
     from echelon.track import Store
+
+
+# --- runs ---
+# `echelon runs`: what was trained, how it went, and what made the difference.
 
 app = typer.Typer(help="List, show, compare and prove runs.", no_args_is_help=True)
 
@@ -30,10 +43,12 @@ def list_runs(
 ) -> None:
     """Every run, the latest first."""
     runs = _store(folder).runs()
-    from echelon.track import compare, text, views
+    from echelon.core import format
+    from echelon.track import views
+    from echelon.track import views as compare
 
     if as_json:
-        print(text.to_json([compare.as_data(run) for run in runs[:limit]]))
+        print(format.to_json([compare.as_data(run) for run in runs[:limit]]))
     elif not runs:
         print(f"no runs in {folder} yet: echelon train makes one")
     else:
@@ -49,7 +64,9 @@ def show(run: RunName, folder: Folder = _DEFAULT, as_json: AsJson = False) -> No
     found = store.run(run)
     series = {name: store.series(found.id, name) for name in store.names(found.id)}
     events = store.events(found.id)
-    from echelon.track import compare, text, views
+    from echelon.core import format
+    from echelon.track import views
+    from echelon.track import views as compare
 
     if not as_json:
         views.show(views.console(), found, series, events)
@@ -61,7 +78,7 @@ def show(run: RunName, folder: Folder = _DEFAULT, as_json: AsJson = False) -> No
         "series": {name: {"steps": s.steps, "values": s.values} for name, s in series.items()},
         "events": [event._asdict() for event in events],
     }
-    print(text.to_json(data))
+    print(format.to_json(data))
 
 
 @app.command("compare")
@@ -73,7 +90,9 @@ def compare_runs(
     """Runs side by side: results, and the settings in which they differ."""
     store = _store(folder)
     found = [store.run(run) for run in runs]
-    from echelon.track import compare, text, views
+    from echelon.core import format
+    from echelon.track import views
+    from echelon.track import views as compare
 
     if as_json:
         data = {
@@ -81,7 +100,7 @@ def compare_runs(
             "metrics": compare.metric_rows(found),
             "config": compare.config_differences(found),
         }
-        print(text.to_json(data))
+        print(format.to_json(data))
     else:
         views.console().print(views.comparison(found))
 
@@ -105,15 +124,15 @@ def ledger(
 ) -> None:
     """The proof: per epoch what was consumed once, twice or never, by whom, and every failure."""
     found = _store(folder).run(run)
-    from echelon.cli import ledger_view
+    from echelon.core import format
     from echelon.loop.audit import audit, require_exact
-    from echelon.track import text, views
+    from echelon.track import views
 
     proof = audit(found.folder, checkpoint=verify)
     if as_json:
-        print(text.to_json(proof.as_data()))
+        print(format.to_json(proof.as_data()))
     else:
-        ledger_view.show(views.console(), proof)
+        show_ledger(views.console(), proof)
     if verify:
         require_exact(proof)
 
@@ -122,3 +141,128 @@ def _store(folder: Path) -> Store:
     from echelon.track import Store
 
     return Store(folder)
+
+
+# --- ledger_view ---
+# The proof of exactly-once on the command line.
+
+_SHORT = 20
+"""Epochs that get a row each; of more, those that went alike share one."""
+_LINES = 60
+"""Happenings shown; of more, the latest."""
+_RIGHT = 6
+
+
+def show_ledger(out: Console, proof: Account) -> None:
+    """Epochs, what happened, and the verdict."""
+    from rich.text import Text
+
+    status = proof.status or "not finished"
+    facts = f"{proof.samples:,} samples · batches of {proof.batch_size:,}"
+    out.print(Text.assemble((proof.run, "bold"), f"  {status}  version {proof.version:,}"))
+    out.print(Text(f"{facts} · {_plural(proof.generations, 'generation')}", "dim"))
+    if proof.taken_over:
+        word = "there was no journal up to version {:,}: a checkpoint is believed"
+        out.print(Text(word.format(proof.taken_over), "yellow"))
+    out.print()
+    out.print(_epochs(proof))
+    if proof.happenings:
+        out.print(Text("\nwhat happened", "bold"))
+        out.print(_happenings(proof.happenings))
+    out.print()
+    out.print(verdict(proof))
+
+
+def verdict(proof: Account) -> Text:
+    from rich.text import Text
+
+    if proof.problems:
+        lines = "\n".join(f"  {problem}" for problem in proof.problems)
+        return Text(f"not exactly once:\n{lines}", "red")
+    finished = sum(epoch.finished for epoch in proof.epochs)
+    words = [f"exactly once: {_plural(finished, 'epoch')} finished"]
+    words += [f"epoch {epoch.epoch} under way" for epoch in proof.epochs if not epoch.finished]
+    if left := sum(epoch.left_out for epoch in proof.epochs):
+        words.append(f"left out: {left:,} (their updates were not finite)")
+    return Text(" · ".join(words), "green")
+
+
+def _epochs(proof: Account) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    names = ("EPOCH", "SAMPLES", "ONCE", "TWICE", "NEVER", "LEFT OUT", "VERSIONS", "BY MEMBER", "")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place, name in enumerate(names):
+        number = 0 < place < _RIGHT
+        table.add_column(Text(name), no_wrap=True, justify="right" if number else "left")
+    for first, last in _rows(proof.epochs):
+        table.add_row(*_row(first, last))
+    return table
+
+
+def _rows(epochs: Sequence[EpochAccount]) -> Iterator[tuple[EpochAccount, EpochAccount]]:
+    """The first and the last epoch of each row."""
+    begin = 0
+    for place, epoch in enumerate(epochs):
+        end = place + 1 == len(epochs)
+        if end or len(epochs) <= _SHORT or _kind(epoch) != _kind(epochs[place + 1]):
+            yield epochs[begin], epoch
+            begin = place + 1
+
+
+def _kind(epoch: EpochAccount) -> tuple[object, ...]:
+    return (epoch.once, epoch.twice, epoch.never, epoch.left_out, epoch.finished, epoch.members)
+
+
+def _row(first: EpochAccount, last: EpochAccount) -> list[Text]:
+    from rich.text import Text
+
+    same = first.epoch == last.epoch
+    counts = (first.samples, first.once, first.twice, first.never, first.left_out)
+    versions = "–" if first.first is None else f"{first.first:,} – {last.last:,}"
+    members = " · ".join(f"{member}: {count:,}" for member, count in first.members.items())
+    words = [
+        f"{first.epoch}" if same else f"{first.epoch} – {last.epoch}",
+        *(f"{count:,}" for count in counts),
+        versions,
+        members,
+        "" if first.finished else "under way",
+    ]
+    return [Text(word, "" if first.exact else "red") for word in words]
+
+
+def _happenings(happenings: Sequence[Happening]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    if hidden := max(0, len(happenings) - _LINES):
+        table.add_row(Text(f"… {hidden:,} before"))
+    for happening in happenings[hidden:]:
+        when = time.strftime("%H:%M:%S", time.localtime(happening.time))
+        table.add_row(*map(Text, (when, f"version {happening.version:,}", *_said(happening))))
+    return table
+
+
+def _said(happening: Happening) -> tuple[str, str, str]:
+    who = {"coordinator": "coordinator", "rolled_back": "rolled back"}.get(happening.kind)
+    if who is None:
+        member = "" if happening.member is None else f"member {happening.member} "
+        who = f"{member}{happening.kind}"
+    return who, happening.text, _cost(happening)
+
+
+def _cost(happening: Happening) -> str:
+    words = []
+    if happening.lost_steps:
+        words.append(f"{_plural(happening.lost_steps, 'update')} made again")
+    if happening.seconds:
+        words.append(f"{duration(happening.seconds)} lost")
+    elif happening.kind in ("lost", "rolled_back") and happening.seconds is None:
+        words.append("not made good yet")
+    return ", ".join(words)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

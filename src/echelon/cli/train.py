@@ -1,20 +1,28 @@
-"""`echelon train`: from a job file to a trained model."""
+"""Train, join."""
 
 from __future__ import annotations
 
 import shlex
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.arguments import command, say, split_arguments
-from echelon.cli.interrupt import INTERRUPTED
-from echelon.core.config.running import TrackSection
+from echelon.cli.common import INTERRUPTED, command, say, split_arguments
+from echelon.cli.predict import check_stored
+from echelon.core.config import Job
+from echelon.core.config.sections import TrackSection
+from echelon.core.errors import Left, RunError, TaskError, UserError
 
 if TYPE_CHECKING:
-    from echelon.core.config import Job
     from echelon.loop import Result
+
+
+# --- train ---
+# `echelon train`: from a job file to a trained model.
 
 Arguments = Annotated[
     list[str] | None,
@@ -38,15 +46,13 @@ def train(
 ) -> None:
     """Train a job, or go on with one that was stopped or killed."""
     file, overrides = split_arguments(arguments or [])
-    from echelon.track.text import to_json, warn
+    from echelon.core.format import to_json, warn
 
     try:
-        from echelon.cli import training  # torch is imported only when there is work for it
-
         if resume is not None:
-            result = training.resumed(resume, file, overrides, quiet=quiet)
+            result = resumed(resume, file, overrides, quiet=quiet)
         else:
-            result = training.started(load(file, overrides), quiet=quiet)
+            result = started(load(file, overrides), quiet=quiet)
     except KeyboardInterrupt as error:  # a second one, or one before the first step
         warn(str(error) or "stopped")
         raise typer.Exit(INTERRUPTED) from None
@@ -101,3 +107,81 @@ def _hints(result: Result) -> list[str]:
 def _limit(reason: str) -> str:
     """The setting that ended the run, and that a longer one would have to raise."""
     return next((key for key in ("steps", "minutes") if f" {key} " in reason), "epochs")
+
+
+# --- training ---
+# The part of `echelon train` that needs torch.
+
+
+def started(job: Job, *, quiet: bool) -> Result:
+    """Begin a run."""
+    from echelon import task
+    from echelon.cluster.start import start
+    from echelon.track import progress
+
+    with _no_exit():
+        return start(job, task.load_task(job), observers=[progress(quiet=quiet)])
+
+
+def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -> Result:
+    """Go on with a run as it was, except for what `overrides` say."""
+    from echelon import task
+    from echelon.cluster.start import start
+    from echelon.loop import PYTHON_TASK, check_resume, load_run
+    from echelon.track import progress
+
+    if file is not None:
+        raise UserError(f"--resume takes the run's own config: leave out {file}")
+    known = load_run(_folder(overrides), run, overrides, checks=[check_stored])
+    check_resume(known, known.job)
+    if known.job.task == PYTHON_TASK:
+        raise RunError(
+            f"run {known.id!r} was started from Python: resume it there, with "
+            f"echelon.train(task, resume={known.id!r})"
+        )
+    with _no_exit():
+        built = task.load_task(known.job)
+        return start(known.job, built, resume=known.id, observers=[progress(quiet=quiet)])
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """A task that ends the process, as a script may, has not trained anything to its end."""
+    try:
+        yield
+    except SystemExit as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"{at.filename}:{at.lineno}: the task called exit({error.code!r})"
+        ) from None
+
+
+def _folder(overrides: list[str]) -> str:
+    given = [text.partition("=")[2] for text in overrides if text.startswith("track.folder=")]
+    return given[-1] if given else "runs"
+
+
+# --- join ---
+# `echelon join`: one more member for a run that is under way.
+
+
+def join(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL|FOLDER",
+            help="The run's join string (echelon://HOST:PORT/KEY), or its folder on this machine.",
+        ),
+    ],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Help with a run that is under way: this process becomes one of its members."""
+    from echelon.cluster import joining  # torch is imported only when there is work for it
+    from echelon.track import progress
+
+    try:
+        result = joining.join(run, observers=[progress(quiet=quiet)])
+    except Left as error:
+        print(f"{error}; the run goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    print(f"{result.reason}; {result.steps:,} steps of the run")

@@ -17,7 +17,7 @@ from echelon.cluster.fault import fault_of
 from echelon.cluster.member import Member, encoded
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.relay import Relay, RelayThread
-from echelon.core.heap import keep_freed_memory
+from echelon.core.process import keep_freed_memory
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1

@@ -23,7 +23,7 @@ from echelon.comm.place import Place
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.directory import Directory
 from echelon.core.errors import PeerError, TrainingError
-from echelon.core.protocols import Healing
+from echelon.core.interfaces import Healing
 from echelon.core.types import Ask, Lease
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from echelon.cluster.fleet import Fleet
 from echelon.cluster.gpu import take_gpu
 from echelon.cluster.joining import JOIN, member_of
 from echelon.cluster.keeper import Keeper, Office
-from echelon.cluster.launch import Member, launch
+from echelon.cluster.launch import launch
+from echelon.cluster.member import Member
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
-from echelon.core.protocols import Observer
-from echelon.core.task import Task
+from echelon.core.interfaces import Observer, Task
 from echelon.data.journal import JOURNAL, Journal
 from echelon.loop import take_part
 from echelon.task import prepare

@@ -31,7 +31,7 @@ from echelon.comm.channel.life import STOPPED, is_stopped
 from echelon.comm.servers.address import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
-from echelon.core.heap import keep_freed_memory
+from echelon.core.process import keep_freed_memory
 
 SERVERS = "servers.json"
 """The file in a run's folder that says which process serves which shard, while it lasts."""

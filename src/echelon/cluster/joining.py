@@ -12,7 +12,7 @@ from echelon.cluster.coordinator import read_join_string
 from echelon.cluster.elastic_group import ElasticGroup
 from echelon.core.config import Job, job_from
 from echelon.core.errors import Left, PeerError, RunError
-from echelon.core.protocols import Observer
+from echelon.core.interfaces import Observer
 from echelon.loop import PYTHON_TASK, Result, take_part
 
 JOIN = "join"

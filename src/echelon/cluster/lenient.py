@@ -22,7 +22,7 @@ from echelon.cluster.keeper import Keeper
 from echelon.cluster.pulse import Pulses
 from echelon.cluster.supervisor import TERM_SECONDS, Supervisor
 from echelon.cluster.verdict import End, verdict
-from echelon.track.text import warn
+from echelon.core.format import warn
 
 _LINGER_SECONDS = 2.0
 _NEWS_SECONDS = 15.0

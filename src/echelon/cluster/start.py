@@ -15,20 +15,21 @@ from echelon import strategy
 from echelon.cluster.elastic_start import launch_elastic
 from echelon.cluster.environment import beside, joined
 from echelon.cluster.gpu import take_gpu
-from echelon.cluster.launch import Member, MemberFailed, facts_of, launch, steps_of
+from echelon.cluster.launch import facts_of, launch, steps_of
 from echelon.cluster.listening import check_addresses
+from echelon.cluster.member import Member
+from echelon.cluster.verdict import MemberFailed
 from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.core.config import Job, job_from
 from echelon.core.errors import ConfigError, EchelonError
-from echelon.core.protocols import Observer
-from echelon.core.task import Task
+from echelon.core.interfaces import Observer, Task
 from echelon.loop import Result, assist, begin, run_job
 from echelon.loop.assemble import numerics, parallel
 from echelon.loop.inference import final_model
 from echelon.optim import build_schedule
 from echelon.track import Store
-from echelon.track.records import Status
+from echelon.track.store import Status
 
 
 def start(

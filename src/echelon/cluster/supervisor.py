@@ -23,8 +23,8 @@ from echelon.cluster.pulse import Beat, Pulses
 from echelon.cluster.relay import Relay
 from echelon.cluster.signals import FORWARDED, SUSPEND, suspend
 from echelon.cluster.verdict import End, named, verdict
+from echelon.core.format import warn
 from echelon.loop.interrupt import SAME_SECONDS
-from echelon.track.text import warn
 
 NOTICE_SECONDS = 1.0
 TERM_SECONDS = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from echelon.core.errors import PeerError
-from echelon.core.protocols import Healing
+from echelon.core.interfaces import Healing
 
 
 def unwatched(_step: int, _doing: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.lazy import lazily
+from echelon.core.process import lazily
 
 if TYPE_CHECKING:
     from echelon.data.clicks import ClickOptions, make_clicks

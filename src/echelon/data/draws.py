@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.hashing import key, words
-from echelon.core.protocols import Draws
+from echelon.core.interfaces import Draws
 
 _TAG = 2
 """Keeps draws apart from orders, which are hashed from (seed, epoch) too."""

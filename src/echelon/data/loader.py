@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from echelon.core.protocols import Augment, BatchSource
+from echelon.core.interfaces import Augment, BatchSource
 from echelon.core.types import Batch, Lease, Shard
 from echelon.data import batch as batches
 from echelon.data.draws import PositionDraws

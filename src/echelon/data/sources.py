@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
 from echelon.core.errors import DataError, TaskError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data import column as columns
 from echelon.data.datasets import DatasetSource, names, read_all

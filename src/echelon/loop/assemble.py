@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from echelon import optim, strategy
-from echelon.checkpoint import Shelf, randomness
+from echelon.checkpoint import Shelf, state
 from echelon.core.config import Job, OptimizerSection
 from echelon.core.errors import ConfigError, DataError, TaskError, unknown
-from echelon.core.protocols import (
+from echelon.core.interfaces import (
     BatchSource,
     Comm,
     Observer,
     RemoteStrategy,
     Schedule,
     Strategy,
+    Task,
 )
-from echelon.core.task import Task
 from echelon.core.types import Numerics, Parallel, Shard
 from echelon.data.datasets import DatasetSource
 from echelon.data.ledger import Ledger
@@ -38,7 +38,7 @@ _DIVIDING = "torch.distributed"
 def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     """Build every part of a run but its folder; `task` has been prepared and checked."""
     device = find_device(job.device)
-    randomness.seed(job.seed)
+    state.seed(job.seed)
     limits = Limits.of(job)
     pending = strategy.remarks(job)
     schedule = optim.build_schedule(
@@ -46,7 +46,7 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     )
     chosen = set_up(job, task, comm, schedule, observer)
     pending += chosen.remarks()
-    randomness.part_ways(job.seed, chosen.shard.index, 0)
+    state.part_ways(job.seed, chosen.shard.index, 0)
     return Run(
         job=job,
         comm=comm,

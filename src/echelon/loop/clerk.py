@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.comm.peers import this_host
 from echelon.core.errors import DataError
+from echelon.core.format import warn
 from echelon.core.types import Lease
 from echelon.data.journal import JOURNAL, Journal, JournalError
 from echelon.data.ledger import Ledger
 from echelon.data.record import Record
 from echelon.data.replay import Replay, replay
-from echelon.track.text import warn
 
 if TYPE_CHECKING:
     from echelon.loop.run import Run

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
-from echelon.core.protocols import Metric, Strategy
+from echelon.core.interfaces import Metric, Strategy
 from echelon.core.types import Stats
 from echelon.data.loader import Loader, ranges
 

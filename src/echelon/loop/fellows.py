@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from echelon.checkpoint import randomness
-from echelon.checkpoint.tree import flatten, unflatten
+from echelon.checkpoint import state as randomness
+from echelon.checkpoint.state import flatten, unflatten
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.core.errors import PeerError, RunError
-from echelon.core.protocols import Comm
+from echelon.core.interfaces import Comm
 from echelon.core.types import Shard
 
 _WORD = 8

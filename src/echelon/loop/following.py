@@ -13,7 +13,7 @@ from typing import cast
 
 from echelon.comm.group import Group
 from echelon.core.errors import TrainingError
-from echelon.core.protocols import RemoteStrategy
+from echelon.core.interfaces import RemoteStrategy
 from echelon.core.types import Lease
 from echelon.loop import heal
 from echelon.loop.run import Run

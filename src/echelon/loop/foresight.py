@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias, cast
 
-from echelon.core.protocols import RemoteStrategy, Strategy
+from echelon.core.interfaces import RemoteStrategy, Strategy
 from echelon.core.types import Batch, Lease
 
 Leased: TypeAlias = "tuple[Lease, list[Batch]]"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch, Lease, Shard
 from echelon.data.loader import Loader
 from echelon.loop.run import Run

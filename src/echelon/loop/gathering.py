@@ -12,7 +12,7 @@ import time
 
 from echelon.comm.torn import is_torn
 from echelon.core.errors import PeerError
-from echelon.core.protocols import Healing
+from echelon.core.interfaces import Healing
 from echelon.core.types import Shard
 from echelon.loop import heal
 from echelon.loop.fellows import Fellows

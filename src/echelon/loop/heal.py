@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from echelon.checkpoint.tree import flatten, unflatten
-from echelon.core.protocols import Sending
+from echelon.checkpoint.state import flatten, unflatten
+from echelon.core.interfaces import Sending
 
 
 def send(peers: Sending, cut: dict[str, Any]) -> None:

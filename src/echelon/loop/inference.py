@@ -14,8 +14,8 @@ from echelon.checkpoint import Shelf
 from echelon.comm import Alone
 from echelon.core.config import Job
 from echelon.core.errors import DataError
-from echelon.core.protocols import Strategy
-from echelon.core.task import Task
+from echelon.core.format import warn
+from echelon.core.interfaces import Strategy, Task
 from echelon.data.loader import ranges
 from echelon.loop.assemble import CHECKPOINTS, find_device, held_out, numerics
 from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
@@ -24,7 +24,6 @@ from echelon.optim import build_schedule
 from echelon.strategy import build
 from echelon.strategy.replica import build_model, load_weights, release
 from echelon.task import prepare
-from echelon.track.text import warn
 
 _BATCH = 256
 

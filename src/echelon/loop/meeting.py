@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from echelon.core.protocols import RemoteStrategy
+from echelon.core.interfaces import RemoteStrategy
 from echelon.core.types import Ask
 from echelon.loop.run import Run
 from echelon.loop.shared_ledger import SharedLedger

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from echelon.checkpoint import Shelf, Writer, randomness
+from echelon.checkpoint import Shelf, Writer
+from echelon.checkpoint import state as randomness
 from echelon.core.config import Job
 from echelon.core.errors import Left, NonFiniteError, PeerError
-from echelon.core.protocols import Comm, Metric, Observer, RemoteStrategy, Schedule, Strategy
+from echelon.core.interfaces import Comm, Metric, Observer, RemoteStrategy, Schedule, Strategy
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader

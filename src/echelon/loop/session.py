@@ -16,8 +16,7 @@ from torch import nn
 from echelon.comm import Alone
 from echelon.core.config import Job
 from echelon.core.errors import CheckpointError, EchelonError, Left, RunError
-from echelon.core.protocols import Comm, Observer
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Observer, Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts
 from echelon.loop.clerk import journalled
 from echelon.loop.gallery import gallery

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from echelon.core.errors import PeerError
-from echelon.core.protocols import RemoteStrategy
+from echelon.core.interfaces import RemoteStrategy
 from echelon.core.types import Lease
 from echelon.data.intervals import Intervals
 from echelon.data.ledger import Ledger, LedgerError

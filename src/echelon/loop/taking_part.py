@@ -14,8 +14,8 @@ from pathlib import Path
 from echelon.comm.torn import is_torn
 from echelon.core.config import Job
 from echelon.core.errors import Left, PeerError
-from echelon.core.protocols import Comm, Observer
-from echelon.core.task import Task
+from echelon.core.format import warn
+from echelon.core.interfaces import Comm, Observer, Task
 from echelon.loop.assemble import CHECKPOINTS, assemble, check_task, facts, set_up
 from echelon.loop.result import Result
 from echelon.loop.run import Run
@@ -23,7 +23,6 @@ from echelon.loop.session import keep, refuse_other_data, threads, trained
 from echelon.task import prepare
 from echelon.track import Observers, Recorder, Store, exporter, try_report
 from echelon.track.exporters import check_exporters
-from echelon.track.text import warn
 
 EVERY = 0.2
 """Seconds between two reports of what is committed."""

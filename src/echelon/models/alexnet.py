@@ -9,9 +9,8 @@ from __future__ import annotations
 from pydantic import PositiveInt
 from torch import nn
 
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError
-from echelon.models.facts import InputFacts
 from echelon.models.layers import (
     ActivationName,
     Images,
@@ -24,6 +23,7 @@ from echelon.models.layers import (
     initialise_,
     norm,
 )
+from echelon.models.registry import InputFacts
 
 LARGE = 64
 SMALLEST = 8

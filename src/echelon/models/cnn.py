@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError
-from echelon.models.facts import InputFacts
 from echelon.models.layers import (
     ActivationName,
     Images,
@@ -27,6 +26,7 @@ from echelon.models.layers import (
     initialise_,
     norm,
 )
+from echelon.models.registry import InputFacts
 
 
 class CNNOptions(Section):

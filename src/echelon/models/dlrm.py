@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError, DataError
 from echelon.core.hashing import keys
-from echelon.core.rows import RowRule
-from echelon.models.facts import InputFacts
+from echelon.core.types import RowRule
 from echelon.models.layers import (
     ActivationName,
     InitName,
@@ -29,6 +28,7 @@ from echelon.models.layers import (
     dense_block,
     initialise_,
 )
+from echelon.models.registry import InputFacts
 from echelon.models.table import Table
 
 VECTOR_STD = 0.05

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError, TaskError
-from echelon.models.facts import InputFacts
 from echelon.models.layers import NORMAL_STD, Rate
+from echelon.models.registry import InputFacts
 
 
 class GPTOptions(Section):

@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from echelon.core.config.base import Section
-from echelon.models.facts import InputFacts
+from echelon.core.config.sections import Section
 from echelon.models.layers import (
     ActivationName,
     InitName,
@@ -20,6 +19,7 @@ from echelon.models.layers import (
     dense_block,
     initialise_,
 )
+from echelon.models.registry import InputFacts
 
 
 class MLPOptions(Section):

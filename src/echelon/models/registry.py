@@ -1,18 +1,69 @@
-"""The models by name. Adding one is a file and a row here. torch is imported on use."""
+"""Families by name, InputFacts."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from echelon.core.config.base import Section
-from echelon.core.config.checked import checked
+from echelon.core.config import Job
+from echelon.core.config.loading import checked
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError, unknown
-from echelon.models.facts import InputFacts, Kind
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# --- facts ---
+# What the data looks like, as far as a model has to know.
+
+Kind = Literal["vectors", "images", "tokens", "fields"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """One sample: a vector or an image of `shape`, a row of tokens, or categories and numbers."""
+
+    shape: tuple[int, ...] = ()
+    """Without the batch: (features,), (height, width), (channels, height, width) or (length,)."""
+    outputs: int = 1
+    """Scores wanted: as many as classes, or 1 for a number or a yes/no."""
+    vocabulary: int | None = None
+    """How many different tokens there are, where samples are texts; token 0 is padding."""
+    fields: tuple[int, ...] = ()
+    """How many categories each categorical field has."""
+    dense: int = 0
+    """How many numbers go with the categorical fields."""
+    sparse: bool = False
+    """Whether vectors come as `Sparse` rows."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.vocabulary is not None:
+            return "tokens"
+        if self.fields:
+            return "fields"
+        return "images" if len(self.shape) in (2, 3) else "vectors"
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = (1, *self.shape)[-3:]
+        return channels, height, width
+
+    def __str__(self) -> str:
+        if self.kind == "tokens":
+            return f"texts of {self.vocabulary} different tokens"
+        if self.kind == "fields":
+            return f"{len(self.fields)} categorical fields and {self.dense} numbers"
+        size = "×".join(str(side) for side in self.shape)
+        return f"{self.kind} of {size} values"
+
+
+# --- registry ---
+# The models by name. Adding one is a file and a row here. torch is imported on use.
 
 # Each name is a module beside this one, with `Options` and `from_facts`.
 _TAKES: dict[str, tuple[Kind, ...]] = {
@@ -84,3 +135,14 @@ def _family(name: str) -> _Family:
     if str(name) not in _TAKES:
         raise ConfigError(unknown("model", str(name), _TAKES), path=("model", "name"))
     return cast(_Family, importlib.import_module(f"echelon.models.{name}"))
+
+
+# --- choice ---
+
+_USUAL = {"text_classify": "textcnn", "language_model": "gpt", "click_rate": "dlrm"}
+
+
+def model_choice(job: Job) -> tuple[str, dict[str, Any]]:
+    """The model's name, or the usual one of its task, and the options given."""
+    values = dict(job.model)
+    return values.pop("name", _USUAL.get(job.task, "mlp")), values

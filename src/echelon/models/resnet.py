@@ -10,8 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from echelon.core.config.base import Section
-from echelon.models.facts import InputFacts
+from echelon.core.config.sections import Section
 from echelon.models.layers import (
     ActivationName,
     Images,
@@ -24,6 +23,7 @@ from echelon.models.layers import (
     initialise_,
     norm,
 )
+from echelon.models.registry import InputFacts
 
 Depth = Literal[18, 34, 50, 101, 152]
 BLOCKS: dict[Depth, tuple[int, int, int, int]] = {

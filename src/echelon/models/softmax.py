@@ -6,9 +6,9 @@ import math
 
 from torch import nn
 
-from echelon.core.config.base import Section
-from echelon.models.facts import InputFacts
+from echelon.core.config.sections import Section
 from echelon.models.layers import InitName, SparseLinear, chain, initialise_
+from echelon.models.registry import InputFacts
 
 
 class SoftmaxOptions(Section):

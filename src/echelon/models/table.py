@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from echelon.core.config.optim import OptimizerSection
+from echelon.core.config.sections import OptimizerSection
 from echelon.core.errors import TaskError
-from echelon.core.protocols import RowStore
-from echelon.core.rows import RowRule, RowSpec
-from echelon.core.types import Sparse
+from echelon.core.interfaces import RowStore
+from echelon.core.types import RowRule, RowSpec, Sparse
 
 Bag = Literal["sum", "mean"]
 Distinct = tuple[Tensor, Tensor, Tensor]

@@ -12,8 +12,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from echelon.core.config.base import Section
-from echelon.models.facts import InputFacts
+from echelon.core.config.sections import Section
 from echelon.models.layers import (
     ActivationName,
     InitName,
@@ -23,6 +22,7 @@ from echelon.models.layers import (
     dropout,
     initialise_,
 )
+from echelon.models.registry import InputFacts
 
 PADDING = 0
 """The token that fills a batch up to its longest text."""

@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, gradients, loss scaling and early stopping."""
 
 from echelon.optim.build import build as build_optimizer
-from echelon.optim.early import EarlyStop, stop_mode
+from echelon.optim.build import spare_compiler
 from echelon.optim.gradients import (
     clip_norm_,
     clip_value_,
@@ -10,10 +10,9 @@ from echelon.optim.gradients import (
     global_norm,
     layer_norms,
 )
-from echelon.optim.quick_start import spare_compiler
-from echelon.optim.scaler import LossScaler
+from echelon.optim.schedules import EarlyStop, stop_mode
 from echelon.optim.schedules import build as build_schedule
-from echelon.optim.stepper import Stepper
+from echelon.optim.step import LossScaler, Stepper
 
 __all__ = [
     "EarlyStop",

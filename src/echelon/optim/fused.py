@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from echelon.optim.penalties import is_penalised
+from echelon.optim.build import is_penalised
 
 Group = dict[str, Any]
 State = dict[str, Any]

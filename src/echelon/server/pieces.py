@@ -12,8 +12,8 @@ from echelon.comm.servers.part import Run
 from echelon.core.config import OptimizerSection
 from echelon.optim.build import build_for
 from echelon.optim.fused import state_keys
-from echelon.optim.named_state import options_of, same_options, set_options
-from echelon.optim.stepper import Stepper
+from echelon.optim.state import options_of, same_options, set_options
+from echelon.optim.step import Stepper
 
 
 class Rule:

@@ -25,7 +25,7 @@ from echelon.comm.servers.row_room import (
     push_shapes,
 )
 from echelon.core.errors import PeerError
-from echelon.optim.rows import Rows
+from echelon.optim.tables import Rows
 from echelon.server.shard import Shard
 
 _MOST_AHEAD = 1024

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from echelon.comm.servers.row_messages import MOST_TABLES, PIECE, RowHead, outline
 from echelon.core.errors import PeerError
-from echelon.core.rows import RowSpec
-from echelon.optim.rows import RowGradients, Rows, merged
+from echelon.core.types import RowSpec
+from echelon.optim.tables import RowGradients, Rows, merged
 from echelon.server.entry import Entry, Staged
 
 _Parts = dict[int, list[RowGradients]]

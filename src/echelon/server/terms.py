@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from echelon.core.config import ClipSection, ScheduleSection
 from echelon.core.errors import PeerError, TrainingError
-from echelon.core.protocols import Schedule
+from echelon.core.interfaces import Schedule
 from echelon.optim import build_schedule
 
 

@@ -21,15 +21,10 @@ from echelon.comm.interface import Collective
 from echelon.core.errors import TaskError
 from echelon.core.types import Ask, Batch, Shard, Stats
 from echelon.optim import gradients
-from echelon.optim.stepper import reads_gradients_only
+from echelon.optim.step import reads_gradients_only
 from echelon.strategy.agree import agree
 from echelon.strategy.alike import make_alike
-from echelon.strategy.batch_norm import (
-    attend,
-    looks_in_evaluation,
-    synchronise,
-    unsynchronise,
-)
+from echelon.strategy.batch_norm import attend, looks_in_evaluation, synchronise, unsynchronise
 from echelon.strategy.fault import blame
 from echelon.strategy.pace import Pace, shares
 from echelon.strategy.padding import Pad, Padding

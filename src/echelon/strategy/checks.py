@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echelon.core.config import Job
 from echelon.core.errors import ConfigError, unknown
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.strategy.registry import ROWS, arrangement, has_servers, names, sections
 
 OWN_OPTIMIZER = (

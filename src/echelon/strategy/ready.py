@@ -8,7 +8,7 @@ import functools
 
 from torch import nn
 
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 
 
 def as_factory(task: Task) -> Task:

@@ -6,7 +6,7 @@ import importlib
 from typing import NamedTuple
 
 from echelon.core.config import Axis, Job
-from echelon.core.protocols import Inspector, Schedule, Strategy
+from echelon.core.interfaces import Inspector, Schedule, Strategy
 from echelon.core.types import Numerics, Parallel
 
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from echelon.core.errors import CheckpointError, ConfigError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Numerics
 from echelon.models import Normalise
 from echelon.strategy.half import make_usable

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from echelon.core.errors import NonFiniteError, TaskError, TrainingError
-from echelon.core.protocols import Comm, Inspector, Metric, Schedule
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Inspector, Metric, Schedule, Task
 from echelon.core.types import Batch, Lease, Numerics, Parallel, Shard, Stats, Update
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.fault import explain

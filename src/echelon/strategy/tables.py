@@ -12,7 +12,7 @@ from echelon.core.errors import TaskError
 from echelon.core.types import Batch, Sparse
 from echelon.models.table import Table
 from echelon.optim import gradients
-from echelon.optim.rows import RowGradients, Rows, merged
+from echelon.optim.tables import RowGradients, Rows, merged
 
 
 def open_tables(model: nn.Module, optimizer: OptimizerSection | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echelon.core.protocols import Loss, Metric
+from echelon.core.interfaces import Loss, Metric
 from echelon.core.types import Batch
 from echelon.task.losses import IGNORED, logits
 

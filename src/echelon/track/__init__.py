@@ -1,14 +1,10 @@
 """What is known about runs: the store, the observers that fill it, progress and the report."""
 
-from echelon.track.behind import Behind
 from echelon.track.exporters import exporter
-from echelon.track.observers import Observers
+from echelon.track.observers import Behind, Observers, Recorder
 from echelon.track.progress import progress
-from echelon.track.recorder import Recorder
-from echelon.track.records import Best, Event, Point, Run, Series
 from echelon.track.report import try_report, write_report
-from echelon.track.schema import StoreError
-from echelon.track.store import Store
+from echelon.track.store import Best, Event, Point, Run, Series, Store, StoreError
 
 __all__ = [
     "Behind",

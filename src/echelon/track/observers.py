@@ -1,14 +1,22 @@
-"""Several observers as one; the failure of any of them stays its own."""
+"""Observers, queued observer, recorder."""
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from echelon.core.protocols import Observer
-from echelon.track.recorder import Recorder
-from echelon.track.text import warn
+from echelon.core.errors import EchelonError
+from echelon.core.format import warn
+from echelon.core.interfaces import Observer
+from echelon.track.store import Event, Point, Status, Store
+
+# --- observers ---
+# Several observers as one; the failure of any of them stays its own.
 
 
 class Observers:
@@ -78,3 +86,193 @@ class Observers:
                 warn(f"{name} failed and is left out: {type(error).__name__}: {error}")
         if failed:
             self._observers = [kept for kept in self._observers if kept not in failed]
+
+
+# --- behind ---
+# An observer that may be slow, kept out of training's way.
+
+_CAPACITY = 10_000
+_CLOSE_SECONDS = 60.0
+
+
+class Behind:
+    """Passes everything on from a thread of its own, in order.
+
+    `finished` waits until all has been passed on. An observer that fails is told about once and
+    hears no more; one that cannot keep up loses figures, and that is told too.
+    """
+
+    def __init__(self, observer: Observer, *, capacity: int = _CAPACITY) -> None:
+        self._observer = observer
+        self._name = type(observer).__name__
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(capacity)
+        self._lost = 0
+        self._thread: threading.Thread | None = None
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None:
+        self._thread = threading.Thread(
+            target=self._work, name=f"echelon-{self._name}", daemon=True
+        )
+        self._thread.start()
+        kept = dict(facts)
+        self._pass(lambda: self._observer.started(run, kept))
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None:
+        """Not passed on: it is for eyes, and comes too often for a queue."""
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None:
+        kept = dict(values)
+        self._pass(lambda: self._observer.logged(step, kept))
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        kept = dict(values)
+        self._pass(lambda: self._observer.evaluated(step, kept))
+
+    def noticed(self, step: int, message: str) -> None:
+        self._pass(lambda: self._observer.noticed(step, message))
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
+        if self._thread is None:
+            return
+        kept = dict(summary)
+        self._put(lambda: self._observer.finished(status, kept))
+        self._put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            warn(f"{self._name} was not ready {_CLOSE_SECONDS:.0f} s after the end")
+        if self._lost:
+            warn(f"{self._name} could not keep up: {self._lost} records were left out")
+        self._thread = None
+
+    def _pass(self, call: Callable[[], None]) -> None:
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._lost += 1
+
+    def _put(self, call: Callable[[], None] | None) -> None:
+        try:
+            self._calls.put(call, timeout=_CLOSE_SECONDS)
+        except queue.Full:
+            self._lost += 1
+
+    def _work(self) -> None:
+        working = True
+        while (call := self._calls.get()) is not None:
+            if not working:
+                continue  # emptied all the same, so that nobody waits for room
+            try:
+                call()
+            except Exception as error:  # whatever it is: an observer never stops training
+                warn(f"{self._name} failed and is left out: {type(error).__name__}: {error}")
+                working = False
+
+
+# --- recorder ---
+# Writes a run's figures to the store, beside the training and never in its way.
+
+INTERVAL_SECONDS = 1.0
+CAPACITY = 100_000
+"""Records kept while the store cannot be written; then the oldest go."""
+_RECORDER_CLOSE_SECONDS = 30.0
+
+_Record = tuple[int, float, Mapping[str, float] | str, str]
+"""(step, time, figures or a message, prefix of the figures' names)"""
+
+
+class Recorder:
+    """An observer that only appends to a queue; a thread empties it about once a second.
+
+    Figures of training become the series `train/…`, held-out ones `valid/…`. A store that fails
+    is told about once; its records wait for the next attempt.
+    """
+
+    def __init__(self, store: Store, run: str, *, interval: float = INTERVAL_SECONDS) -> None:
+        self._store = store
+        self._run = run
+        self._interval = interval
+        self._records: deque[_Record] = deque(maxlen=CAPACITY)
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._writing = threading.Lock()
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None:
+        self._thread = threading.Thread(
+            target=self._work, args=(run, dict(facts)), name="echelon-recorder", daemon=True
+        )
+        self._thread.start()
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing to keep: `logged` says what is."""
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None:
+        self._records.append((step, time.time(), _floats(values), "train/"))
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._records.append((step, time.time(), _floats(values), "valid/"))
+        self._wake.set()
+
+    def noticed(self, step: int, message: str) -> None:
+        self._records.append((step, time.time(), message, ""))
+        self._wake.set()
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Write what is left; the run's end is recorded even if some figures could not be."""
+        self.close()
+        self._attempt(lambda: self._store.finish(self._run, cast(Status, status), summary))
+
+    def close(self) -> None:
+        """End the thread and write what is left."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_RECORDER_CLOSE_SECONDS)
+            self._thread = None
+        self._flush()
+        if self._records:
+            warn(f"{len(self._records)} records of run {self._run} could not be kept")
+
+    def _work(self, run: str, facts: Mapping[str, Any]) -> None:
+        self._attempt(lambda: self._store.describe(run, facts))
+        while not self._ending.is_set():
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._writing:
+            # The queue's end is fixed first: the loop goes on appending while this runs.
+            batch = [self._records.popleft() for _ in range(len(self._records))]
+            points, events = _unpacked(batch)
+            if not batch or self._attempt(lambda: self._store.record(self._run, points, events)):
+                return
+            room = CAPACITY - len(self._records)
+            self._records.extendleft(reversed(batch[max(0, len(batch) - room) :]))
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except (EchelonError, OSError) as error:
+            if not self._warned:
+                warn(f"run {self._run} is not being recorded: {error}; training goes on")
+            self._warned = True
+            return False
+        return True
+
+
+def _floats(values: Mapping[str, float]) -> dict[str, float]:
+    """A copy, checked here: in the thread a wrong value would spoil the whole batch."""
+    return {name: float(value) for name, value in values.items()}
+
+
+def _unpacked(batch: list[_Record]) -> tuple[list[Point], list[Event]]:
+    points: list[Point] = []
+    events: list[Event] = []
+    for step, moment, content, prefix in batch:
+        if isinstance(content, str):
+            events.append(Event(step, moment, content))
+        else:
+            points += [Point(step, prefix + name, v, moment) for name, v in content.items()]
+    return points, events

@@ -1,22 +1,26 @@
-"""One SQLite file that knows every run of a folder."""
+"""SQLite run store, records."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import socket
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from echelon.core.errors import RunError, nearest
-from echelon.track.naming import new_folder, slug
-from echelon.track.process import Process, this_process
-from echelon.track.records import Event, Point, Run, Series, Status
-from echelon.track.rows import as_run, dumped, insert, new_row, owner
-from echelon.track.schema import FILE, StoreError, connected, transaction
-from echelon.track.text import warn
+from echelon.core.format import warn
+from echelon.track.environment import environment
+
+# --- store ---
+# One SQLite file that knows every run of a folder.
 
 _LATEST_FIRST = "SELECT * FROM runs ORDER BY opened DESC, rowid DESC"
 _OTHER_HOST_SECONDS = 60.0
@@ -206,3 +210,376 @@ def _refuse_if_busy(row: sqlite3.Row, me: Process, now: float) -> None:
 def _some(ids: Sequence[str]) -> str:
     more = f", … {len(ids) - 8} more" if len(ids) > 8 else ""
     return ", ".join(ids[:8]) + more
+
+
+# --- schema ---
+# The store's file: how it is opened, what is in it, how an older one is brought up to date.
+
+FILE = "echelon.db"
+BUSY_SECONDS = 5.0
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE runs (
+            id       TEXT PRIMARY KEY,
+            name     TEXT NOT NULL,
+            number   INTEGER NOT NULL,
+            status   TEXT NOT NULL CHECK (status IN ('running', 'done', 'failed', 'stopped')),
+            task     TEXT NOT NULL,
+            strategy TEXT NOT NULL,
+            started  REAL NOT NULL,      -- the first time
+            opened   REAL NOT NULL,      -- the last time: started or resumed
+            seen     REAL NOT NULL,      -- the last sign of life
+            step     INTEGER NOT NULL,   -- how far it had come by then
+            finished REAL,
+            host     TEXT NOT NULL,
+            pid      INTEGER NOT NULL,
+            born     TEXT NOT NULL,      -- tells this process from a later one of the same pid
+            config   TEXT NOT NULL,
+            facts    TEXT NOT NULL,
+            summary  TEXT NOT NULL,
+            UNIQUE (name, number)
+        )
+        """,
+        """
+        CREATE TABLE points (
+            run   TEXT NOT NULL,
+            name  TEXT NOT NULL,
+            step  INTEGER NOT NULL,
+            value REAL,                  -- NULL is NaN: SQLite has no NaN of its own
+            time  REAL NOT NULL,
+            PRIMARY KEY (run, name, step)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE events (
+            id      INTEGER PRIMARY KEY,
+            run     TEXT NOT NULL,
+            step    INTEGER NOT NULL,
+            time    REAL NOT NULL,
+            message TEXT NOT NULL
+        )
+        """,
+        "CREATE INDEX events_of_run ON events (run, id)",
+    ),
+)
+"""Entry k takes a file from version k to k + 1; entries are only ever added."""
+
+
+class StoreError(RunError):
+    """The store's file is corrupt, locked for too long, or newer than this Echelon."""
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection for one piece of work; any fault of the file names the file.
+
+    Opened anew each time (about a millisecond), so that a `Store` can be shared by threads and
+    survives a fork, and no file stays open behind anybody's back.
+    """
+    try:
+        with closing(_open(path)) as connection:
+            _upgrade(connection, path)
+            yield connection
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: the run store cannot be used: {error}") from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; takes the write lock at once, so that a read inside stays true."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    # Beside a WAL this loses nothing when a process dies, and no commit waits for the disk.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if _version(connection) == len(MIGRATIONS):
+        return
+    _use_wal(connection)
+    with transaction(connection):
+        found = _version(connection)  # again: another process may have been faster
+        if found > len(MIGRATIONS):
+            raise StoreError(
+                f"{path}: written by a newer Echelon (version {found} of the store, "
+                f"this one knows {len(MIGRATIONS)}): update Echelon"
+            )
+        for statements in MIGRATIONS[found:]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log; where the file system has none, the old journal stays."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait for a lock here: two processes making a store at once meet.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+# --- rows ---
+# Between the rows of the store and the records it gives back.
+
+_INSERT = """
+INSERT INTO runs (id, name, number, status, task, strategy, started, opened, seen, step,
+                  host, pid, born, config, facts, summary)
+VALUES (:id, :name, :number, 'running', :task, :strategy, :now, :now, :now, 0,
+        :host, :pid, :born, :config, :facts, '{}')
+"""
+
+
+def new_row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A run that begins now, all but its id and number."""
+    # The machine is described now: a report may be written elsewhere, and later.
+    facts = {"environment": environment(), **facts}
+    return {
+        "name": name,
+        "task": str(facts.get("task", name)),
+        "strategy": str(facts.get("strategy", "single")),
+        "now": time.time(),
+        "config": dumped(config),
+        "facts": dumped(facts),
+        **this_process()._asdict(),
+    }
+
+
+def insert(store: sqlite3.Connection, row: Mapping[str, Any], run: str, number: int) -> None:
+    store.execute(_INSERT, {**row, "id": run, "number": number})
+
+
+def owner(row: sqlite3.Row) -> Process:
+    return Process(row["host"], row["pid"], row["born"])
+
+
+def as_run(row: sqlite3.Row, folder: Path) -> Run:
+    process = owner(row)
+    lost = row["status"] == "running" and process.is_gone
+    return Run(
+        **{key: row[key] for key in ("id", "name", "task", "strategy", "step")},
+        **{key: row[key] for key in ("started", "opened", "seen", "finished")},
+        **{key: json.loads(row[key]) for key in ("config", "facts", "summary")},
+        status="lost" if lost else row["status"],
+        process=process,
+        folder=folder / row["id"],
+    )
+
+
+def dumped(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), default=str)
+
+
+# --- naming ---
+# Names and folders of runs.
+
+
+def slug(name: str) -> str:
+    """A name that is safe as a folder, on any system and in any shell."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64]
+    return plain or "run"
+
+
+def new_folder(folder: Path, name: str, *, above: int) -> tuple[str, int]:
+    """Make the folder of the next run of this name: (id, number).
+
+    Making it is what claims the number, so it is unique even without a store, and a folder that
+    outlived its store is never taken again.
+    """
+    number = max(above, *_taken(folder, name)) + 1
+    while True:
+        run = f"{name}-{number:04d}"
+        try:
+            (folder / run).mkdir(parents=True)
+            return run, number
+        except FileExistsError:
+            number += 1
+
+
+def _taken(folder: Path, name: str) -> list[int]:
+    ends = (entry.name.removeprefix(f"{name}-") for entry in folder.glob(f"{name}-*"))
+    return [0, *(int(end) for end in ends if end.isdecimal())]
+
+
+# --- process ---
+# Who runs a run, and whether that process is still there.
+
+_STATE, _START = 0, 19  # fields of /proc/<pid>/stat, counted after the name
+
+
+class Process(NamedTuple):
+    """A process, told apart from a later one that got the same number."""
+
+    host: str
+    pid: int
+    born: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_gone(self) -> bool:
+        """True only if we can know: a process of another machine is never said to be gone."""
+        if not self.is_here:
+            return False
+        return not _exists(self.pid) or born(self.pid) != self.born
+
+
+def this_process() -> Process:
+    pid = os.getpid()
+    return Process(socket.gethostname(), pid, born(pid))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True
+
+
+def born(pid: int) -> str:
+    """Boot and start time of a process; empty if it is dead, or if the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[_STATE] in "ZX" else f"{boot}/{fields[_START]}"
+
+
+# --- records ---
+# What the store gives back.
+
+Status = Literal["running", "done", "failed", "stopped"]
+SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse")
+
+
+class Point(NamedTuple):
+    """One recorded figure."""
+
+    step: int
+    name: str
+    value: float
+    time: float
+
+
+class Event(NamedTuple):
+    """Something a person should know."""
+
+    step: int
+    time: float
+    message: str
+
+
+class Series(NamedTuple):
+    """A figure over the steps, in their order."""
+
+    steps: list[int]
+    values: list[float]
+    times: list[float]
+
+
+class Best(NamedTuple):
+    """The best held-out result of a run; the step is not always known."""
+
+    metric: str
+    value: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the store knows it."""
+
+    id: str
+    name: str
+    status: str
+    """running, done, failed, stopped; or lost: it says running, but its process is gone."""
+    task: str
+    strategy: str
+    started: float
+    opened: float
+    seen: float
+    finished: float | None
+    step: int
+    process: Process
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def steps(self) -> int:
+        return int(self.summary.get("steps", self.step))
+
+    @property
+    def seconds(self) -> float:
+        """How long it trained; for a run that goes on, how long it has."""
+        if "seconds" in self.summary:
+            return float(self.summary["seconds"])
+        end = time.time() if self.status == "running" else (self.finished or self.seen)
+        return max(0.0, end - self.opened)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures the run ended with."""
+        found = self.summary.get("metrics") or {}
+        return {name: float(value) for name, value in found.items() if is_number(value)}
+
+    @property
+    def headline(self) -> Best | None:
+        """The figure to name first: a metric rather than a loss."""
+        best, metrics = self.best, self.metrics
+        name = _metric_first(metrics)
+        if best is None or name is None or "loss" not in best.metric or "loss" in name:
+            return best
+        return Best(name, metrics[name])
+
+    @property
+    def best(self) -> Best | None:
+        """What the run itself calls its best; else what it ended with."""
+        found = self.summary.get("best")
+        if isinstance(found, Mapping) and is_number(found.get("value")):
+            return Best(str(found.get("metric", "loss")), found["value"], found.get("step"))
+        metrics = self.metrics
+        name = _metric_first(metrics)
+        return Best(name, metrics[name]) if name is not None else None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _metric_first(names: Mapping[str, float]) -> str | None:
+    return next((name for name in names if "loss" not in name), next(iter(names), None))
+
+
+def smaller_is_better(metric: str) -> bool:
+    return any(word in metric.lower() for word in SMALLER_IS_BETTER)

@@ -1,23 +1,23 @@
-"""Runs on the command line: aligned with or without a terminal, coloured only in one."""
+"""Runs, nodes, comparison and verdict as rows of text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echelon.core.figures import figure
-from echelon.track.compare import config_differences, metric_rows
-from echelon.track.nodes import node_rows
+from echelon.core.format import duration, figure, plain, short, sparkline, when
+from echelon.core.html import Html, el, join, tile
 from echelon.track.progress import described
-from echelon.track.records import Event, Run, Series, is_number, smaller_is_better
-from echelon.track.report.verdict import verdict
-from echelon.track.text import duration, plain, sparkline, when
+from echelon.track.store import Best, Event, Run, Series, is_number, smaller_is_better
+
+# --- views ---
+# Runs on the command line: aligned with or without a terminal, coloured only in one.
 
 _STATUS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "lost": "red"}
 _UNDRAWN = frozenset({"epoch", "samples", "seconds"})
@@ -159,3 +159,181 @@ def _table(*names: str) -> Table:
 def _texts(*values: str) -> list[Text]:
     """As they are: square brackets in a message are no markup."""
     return [Text(value, _STATUS.get(value, "")) for value in values]
+
+
+# --- nodes ---
+# What each trainer and each server of a run did, in rows of text.
+
+_STALENESS = "staleness_"
+_TRAINERS = (
+    *("trainer", "updates", "mean staleness", "updates by staleness", "pushed", "pulled"),
+    *("waited", "refused", "sent twice"),
+)
+_JUDGED = ("merit", "rejected")
+_SERVERS = ("server", "updates", "applying")
+_SHARED = "in memory"
+
+
+class NodeRows(NamedTuple):
+    heads: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def node_rows(found: Mapping[str, Any]) -> list[NodeRows]:
+    """Of trainers and of servers; `found` as a run's summary has it."""
+    trainers, servers = found.get("trainers", {}), found.get("servers", {})
+    judged = any("merit" in figures for figures in trainers.values())
+    heads = (*_TRAINERS, *(_JUDGED if judged else ()))
+    rows = [_trainer(name, figures, judged=judged) for name, figures in trainers.items()]
+    return [
+        NodeRows(heads, rows),
+        NodeRows(_SERVERS, [_server(name, figures) for name, figures in servers.items()]),
+    ]
+
+
+def _trainer(name: str, figures: Mapping[str, float], *, judged: bool) -> list[str]:
+    ages = {
+        int(key.removeprefix(_STALENESS)): int(count)
+        for key, count in figures.items()
+        if key.startswith(_STALENESS)
+    }
+    count = sum(ages.values())
+    mean = sum(age * n for age, n in ages.items()) / count if count else 0.0
+    row = [
+        name,
+        f"{figures.get('applied', 0):,.0f}",
+        f"{mean:.2f}",
+        ", ".join(f"{age}: {n:,}" for age, n in sorted(ages.items())) or "–",
+        _bytes(figures.get("bytes_pushed", 0.0)),
+        _bytes(figures.get("bytes_pulled", 0.0)),
+        f"{figures.get('wait_seconds', 0.0):.1f} s",
+        f"{figures.get('refused', 0):,.0f}",
+        f"{figures.get('duplicates', 0):,.0f}",
+    ]
+    merit = f"{figures['merit']:.2f}" if "merit" in figures else "–"
+    return [*row, merit, f"{figures.get('rejected', 0):,.0f}"] if judged else row
+
+
+def _server(name: str, figures: Mapping[str, float]) -> list[str]:
+    return [name, f"{figures.get('rounds', 0):,.0f}", f"{figures.get('apply_seconds', 0.0):.2f} s"]
+
+
+def _bytes(count: float) -> str:
+    """Over connections; between processes of one host nothing is sent."""
+    if not count:
+        return _SHARED
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
+
+
+# --- compare ---
+# Runs as plain data, and what is different between them.
+
+Rows = dict[str, list[Any]]
+"""A name and one value per run; None where a run has none."""
+
+
+def as_data(run: Run) -> dict[str, Any]:
+    """A run for `--json`; config and facts are left to those who ask for one run."""
+    return {
+        "run": run.id,
+        "status": run.status,
+        "task": run.task,
+        "strategy": run.strategy,
+        "steps": run.steps,
+        "samples": run.summary.get("samples"),
+        "seconds": round(run.seconds, 3),
+        "metrics": run.metrics,
+        "best": run.best._asdict() if run.best is not None else None,
+        "started": run.started,
+        "finished": run.finished,
+        "folder": str(run.folder),
+    }
+
+
+def config_differences(runs: Sequence[Run]) -> Rows:
+    """Every setting that is not the same in all runs, by its dotted key."""
+    flat = [dict(_flattened(run.config)) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    rows = {key: [values.get(key) for values in flat] for key in keys}
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def metric_rows(runs: Sequence[Run]) -> Rows:
+    """The figures the runs ended with, side by side."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    return {name: [run.metrics.get(name) for run in runs] for name in names}
+
+
+def _flattened(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flattened(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+# --- verdict ---
+# How a run ended, in one sentence and a few figures.
+
+_OPENING = {
+    "done": "Trained",
+    "stopped": "Stopped after",
+    "failed": "Failed after",
+    "lost": "Lost its process after",
+    "running": "Still running, after",
+}
+
+
+def verdict(run: Run) -> str:
+    """`Trained 10 epochs in 12 s; best accuracy 0.9722 at step 405.`"""
+    amount = _amount(run)
+    time = f" in {duration(run.seconds)}" if run.seconds else ""
+    words = f"{_OPENING.get(run.status, run.status.capitalize())} {amount}{time}"
+    if run.status == "failed" and run.summary.get("error"):
+        return f"{words}: {str(run.summary['error']).rstrip('.')}."
+    if run.best is None:  # the result is told when a run ends
+        return f"{words}; it was never evaluated." if run.status == "done" else f"{words}."
+    return f"{words}; {_verdict_result(run.best, run.headline or run.best)}."
+
+
+def tiles(run: Run) -> Html:
+    """The figures to see first."""
+    named = {f"held-out {_words(name)}": value for name, value in run.metrics.items()}
+    if run.best is not None:
+        named.pop(f"held-out {_words(run.best.metric)}", None)
+        named[f"best {_words(run.best.metric)}"] = run.best.value
+    order = sorted(named, key=lambda name: ("loss" in name, not name.startswith("best")))
+    parts = [
+        tile(name, figure(named[name]), "result" if name == order[0] else None)
+        for name in order[:3]
+    ]
+    samples = run.summary.get("samples")
+    if samples and run.seconds:
+        parts.append(tile("samples/s", short(samples / run.seconds)))
+    parts += [tile("steps", f"{run.steps:,}"), tile("time", duration(run.seconds))]
+    return el("div", join(parts), class_="tiles")
+
+
+def _verdict_result(best: Best, headline: Best) -> str:
+    at = f" at step {best.step:,}" if best.step is not None else ""
+    words = f"best {_spoken(best)}{at}"
+    return words if headline == best else f"held-out {_spoken(headline)}, {words}"
+
+
+def _spoken(best: Best) -> str:
+    return f"{_words(best.metric)} {figure(best.value)}"
+
+
+def _amount(run: Run) -> str:
+    epochs, total = run.facts.get("epochs"), run.facts.get("total_steps")
+    if run.status == "done" and epochs and total and run.steps >= total:
+        return f"{epochs} epoch" + ("s" if epochs != 1 else "")
+    return f"{run.steps:,} step" + ("s" if run.steps != 1 else "")
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from echelon.checkpoint import snapshot
-from echelon.checkpoint.finite import first_non_finite
-from echelon.checkpoint.snapshot import Snapshot, available_memory, needed
-from echelon.checkpoint.tree import Flat, flatten
+from echelon.checkpoint import writer
+from echelon.checkpoint.state import Flat, flatten
+from echelon.checkpoint.writer import Snapshot, available_memory, first_non_finite, needed
 
 
 def go_on() -> None:
@@ -51,8 +50,8 @@ def test_the_copy_is_equal_and_does_not_change_with_the_state() -> None:
 def test_large_states_are_copied_by_several_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(snapshot, "_WORTH_THREADS", 1)
-    monkeypatch.setattr(snapshot, "_PIECE", 1000)
+    monkeypatch.setattr(writer, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(writer, "_PIECE", 1000)
     torch.set_num_threads(threads)
     state = {str(at): torch.randn(997, at + 1) for at in range(9)}
     copy = taken(Snapshot(), state)
@@ -76,14 +75,14 @@ def test_the_memory_is_used_again_unless_it_is_too_small() -> None:
 
 def test_too_little_memory_is_noticed_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_memory() > 1 << 20
-    monkeypatch.setattr(snapshot, "available_memory", lambda: snapshot._SPARE + 999)
+    monkeypatch.setattr(writer, "available_memory", lambda: writer._SPARE + 999)
     assert not Snapshot().reserve(1000, False, go_on)
     assert Snapshot().reserve(999, False, go_on)
 
 
 def test_memory_that_is_refused_is_said_to_be_too_little() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot, "available_memory", lambda: 1 << 62)
+        patch.setattr(writer, "available_memory", lambda: 1 << 62)
         assert not Snapshot().reserve(1 << 60, False, go_on)
 
 

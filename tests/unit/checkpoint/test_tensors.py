@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from echelon.checkpoint import tensors
-from echelon.checkpoint.tensors import write_tensors
+from echelon.checkpoint import state as tensors
+from echelon.checkpoint.state import write_tensors
 from echelon.core.errors import CheckpointError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.checkpoint.tree import flatten, unflatten
+from echelon.checkpoint.state import flatten, unflatten
 from echelon.core.errors import CheckpointError
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.checkpoint import Shelf, Writer, snapshot, writer
-from echelon.checkpoint.tree import Flat
+from echelon.checkpoint import Shelf, Writer, writer
+from echelon.checkpoint import writer as snapshot
+from echelon.checkpoint.state import Flat
 from echelon.core.errors import CheckpointError, NonFiniteError
 
 

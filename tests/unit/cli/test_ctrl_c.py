@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 import typer
 
-from echelon.cli.interrupt import INTERRUPTED, stoppable
+from echelon.cli.common import INTERRUPTED, stoppable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -64,7 +64,7 @@ def press_and_raise(error: Exception) -> NoReturn:
     ("moment", "command"),
     [
         ("typer", ["runs", "list"]),
-        ("echelon.core.heap", ["config", "show"]),
+        ("echelon.cluster.environment", ["config", "show"]),
         ("echelon.track.views", ["runs", "list"]),
         ("numpy._core.multiarray", ["train", "task=classify", "data.name=digits"]),
         ("numpy._core.multiarray", ["chaos", "task=classify", "data.name=digits", "--random=1"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from echelon.cli.ledger_view import show
+from echelon.cli.runs import show_ledger
 from echelon.data.account import Account, EpochAccount, Happening
 
 
@@ -43,7 +43,7 @@ def shown(epochs: list[EpochAccount], **changed: Any) -> list[str]:
         happenings=[],
     )
     out = io.StringIO()
-    show(Console(file=out, width=200), dataclasses.replace(account, **changed))
+    show_ledger(Console(file=out, width=200), dataclasses.replace(account, **changed))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from echelon.comm.servers.row_spool import Spool, State
-from echelon.core import spool as files
+from echelon.core import files
 
 BLANK = {
     "ids": torch.empty(3, dtype=torch.int64, device="meta"),

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.config import Job, job_from, load_job
-from echelon.core.config.document import Document, parse_value
-from echelon.core.config.load import overridden
+from echelon.core.config.loading import Document, overridden, parse_value
 from echelon.core.errors import ConfigError
 
 JOB = """\

@@ -9,7 +9,7 @@ import sys
 _STEPS = """
 import ctypes, resource, sys
 if sys.argv[1] == "keep":
-    from echelon.core.heap import keep_freed_memory
+    from echelon.core.process import keep_freed_memory
     keep_freed_memory()
 malloc, free, memset = (getattr(ctypes.CDLL(None), n) for n in ("malloc", "free", "memset"))
 malloc.restype = ctypes.c_void_p

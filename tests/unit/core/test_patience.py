@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.patience import interrupts_wait
+from echelon.core.process import interrupts_wait
 from echelon.data.prepare.pool import Workers
 
 

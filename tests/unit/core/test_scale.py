@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.scale import Scale, step_scale, value_scale
+from echelon.core.html import Scale, step_scale, value_scale
 
 _FLOATS = st.floats(min_value=-1e99, max_value=1e99)
 

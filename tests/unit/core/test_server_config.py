@@ -9,7 +9,7 @@ import pytest
 from echelon import strategy
 from echelon.core.config import ParameterServerSection, job_from
 from echelon.core.errors import ConfigError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.loop import rearranged
 
 IDLE = ("sync.deadline", "elastic.wait")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import echelon.data
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data import ShardSource
 
 

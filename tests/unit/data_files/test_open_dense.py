@@ -16,7 +16,7 @@ from torch import Tensor
 
 from echelon.core.config import DataSection
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data import Splits, open_dense, read, split_rows, write_shards
 
 

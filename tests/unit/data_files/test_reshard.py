@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("echelon.data.reshard.write_shard", full)
+    monkeypatch.setattr("echelon.data.shards.write.write_shard", full)
     with pytest.raises(DataError, match="new: cannot be written: No space left on device"):
         reshard(folder, 2, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

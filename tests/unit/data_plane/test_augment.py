@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from echelon.core.config.data import AugmentSection
+from echelon.core.config.sections import AugmentSection
 from echelon.core.errors import TaskError
-from echelon.core.protocols import Augment
+from echelon.core.interfaces import Augment
 from echelon.core.types import Batch, Sparse
 from echelon.data.augment import Compose, Crop, Cutout, Flip, Mixup, Normalise, from_section
 from echelon.data.draws import PositionDraws

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torch.utils.data import Subset as TorchSubset
 
 from echelon.core.errors import DataError, TaskError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch, Sparse
 from echelon.data.datasets import DatasetSource
 from echelon.data.shards import ShardSource, write_shards

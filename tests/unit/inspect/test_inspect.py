@@ -14,11 +14,11 @@ import torch
 from pyarrow import parquet
 
 from echelon.core.errors import DataError
+from echelon.core.format import to_json
 from echelon.core.types import Sparse
 from echelon.data import write_shards
 from echelon.data.inspect import inspect
 from echelon.data.inspect.profile import ColumnProfile, PartProfile
-from echelon.track.text import to_json
 
 CSV = "age,city,score,label\n" + "".join(
     f"{'' if n % 10 == 0 else 20 + n % 5},{('Bonn', 'Ulm', '', 'NA')[n % 4]},{n / 8},{n % 3}\n"

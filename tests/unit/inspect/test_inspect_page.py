@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from echelon.cli.profile_view import show
+from echelon.cli.data import show
 from echelon.core.errors import UserError
 from echelon.data.inspect import inspect, write_html
 from echelon.data.inspect.html.plots import between

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Shard
 from echelon.data.loader import Loader
 from echelon.data.sources import ColumnSource

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from echelon.core.errors import ConfigError, DataError
 from echelon.models.dlrm import DLRM, DLRMOptions, Dot
 from echelon.models.table import Table
-from echelon.optim.rows import Rows
+from echelon.optim.tables import Rows
 
 FIELDS = (3, 10, 5)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from echelon import models
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import ConfigError
 from echelon.models import InputFacts
 from echelon.models.mlp import MLPOptions

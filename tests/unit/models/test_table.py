@@ -15,13 +15,11 @@ from echelon.comm.group import Group
 from echelon.comm.place import Place
 from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
 from echelon.core.errors import CheckpointError, TaskError
-from echelon.core.protocols import Strategy
-from echelon.core.rows import RowRule
-from echelon.core.task import Task
-from echelon.core.types import Batch, Numerics, Sparse
+from echelon.core.interfaces import Strategy, Task
+from echelon.core.types import Batch, Numerics, RowRule, Sparse
 from echelon.models import Table
 from echelon.optim import build_schedule
-from echelon.optim.rows import Rows
+from echelon.optim.tables import Rows
 from echelon.strategy import build
 
 RULE = RowRule(name="sgd", lr=0.1)

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.core.config import ScheduleSection
 from echelon.core.errors import CheckpointError, ConfigError
-from echelon.core.protocols import Schedule
+from echelon.core.interfaces import Schedule
 from echelon.optim import build_schedule
 
 

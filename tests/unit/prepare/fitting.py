@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.data.prepare.columns import Columns, Sparse, rows, take_all
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.features import feature_kind

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare.clean import STEPS, step_kind
 from echelon.data.prepare.clean.median import Median

@@ -12,7 +12,8 @@ from echelon.comm.servers.messages import PushHead
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger
-from echelon.server.gate import Answer, Decision, Gate, Push, Round
+from echelon.server.decisions import Answer, Decision, Push, Round
+from echelon.server.gate import Gate
 
 TOGETHER: dict[str, Any] = {"staleness": 0, "quorum": "all"}
 EACH: dict[str, Any] = {"staleness": None, "quorum": 1}

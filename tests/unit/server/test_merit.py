@@ -20,8 +20,9 @@ from echelon.comm.servers.partition import Partition
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import PeerError
 from echelon.core.types import Batch, Lease
+from echelon.server.decisions import Push, Round
 from echelon.server.flats import Flats
-from echelon.server.gate import Gate, Push, Round
+from echelon.server.gate import Gate
 from echelon.server.merit import PATIENCE, Merits, merits_of
 from echelon.strategy.parameter_server.judge import Judge
 

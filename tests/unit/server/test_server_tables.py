@@ -11,13 +11,7 @@ from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
 from echelon.comm.servers.messages import Kind
-from echelon.comm.servers.row_messages import (
-    RowHead,
-    blank_state,
-    outline,
-    pack_rows,
-    unpack_rows,
-)
+from echelon.comm.servers.row_messages import RowHead, blank_state, outline, pack_rows, unpack_rows
 from echelon.comm.servers.row_room import (
     AHEAD,
     AREAS,
@@ -31,7 +25,7 @@ from echelon.comm.servers.row_room import (
 from echelon.comm.servers.row_shares import Sharing, shard_of
 from echelon.comm.servers.rows import RemoteTables
 from echelon.core.errors import PeerError
-from echelon.core.rows import RowRule, RowSpec
+from echelon.core.types import RowRule, RowSpec
 from echelon.server.entry import Entry, Staged
 from echelon.server.row_talk import RowTalk
 from echelon.server.shard import Shard

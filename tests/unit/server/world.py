@@ -14,7 +14,8 @@ from typing import Any
 from echelon.comm.servers.messages import PushHead
 from echelon.core.types import Ask, Lease
 from echelon.data.intervals import Intervals
-from echelon.server.gate import Answer, Decision, Gate, Push, Round
+from echelon.server.decisions import Answer, Decision, Push, Round
+from echelon.server.gate import Gate
 
 TROUBLES = ("dies", "dies late", "joins", "breaks", "breaks late", "gate")
 

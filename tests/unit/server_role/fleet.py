@@ -18,7 +18,8 @@ from tests.children import Child, answers, fork, wait
 from echelon.comm.channel import Connection
 from echelon.comm.servers.address import ShardAddress
 from echelon.comm.servers.servers import Servers
-from echelon.server.role import ServerSettings, serve
+from echelon.server.role import serve
+from echelon.server.settings import ServerSettings
 from echelon.server.twin import Twin
 
 DEADLINE = 20.0

@@ -15,8 +15,8 @@ from torch import Tensor
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
 from echelon.core.errors import PeerError
-from echelon.core.rows import RowRule, RowSpec
-from echelon.optim.rows import RowGradients, Rows, merged
+from echelon.core.types import RowRule, RowSpec
+from echelon.optim.tables import RowGradients, Rows, merged
 
 pytestmark = pytest.mark.timeout(90)
 STEPS, TRAINERS = 32, 2

@@ -15,7 +15,7 @@ from echelon import cross_entropy
 from echelon.comm import Solo
 from echelon.core.config import PipelineSection
 from echelon.core.errors import ConfigError, TaskError
-from echelon.core.task import Task, call_model
+from echelon.core.interfaces import Task, call_model
 from echelon.core.types import Batch
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.resnet import ResNet, ResNetOptions

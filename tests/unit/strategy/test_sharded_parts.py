@@ -11,7 +11,7 @@ from torch import nn
 from echelon import cross_entropy
 from echelon.comm.solo import Solo
 from echelon.core.errors import CheckpointError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch, Parallel, Sparse
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.strategy.padding import Pad, Padding, _described, _made

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.errors import TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.task import prepare
 from echelon.task.losses import cross_entropy
 from echelon.task.metrics import Accuracy

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn import metrics as reference
 
-from echelon.core.protocols import Metric
+from echelon.core.interfaces import Metric
 from echelon.core.types import Batch
 from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 from echelon.task.metrics import AUC, R2, RMSE, Accuracy, Confusion, Hits, Mean, as_metrics

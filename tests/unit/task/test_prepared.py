@@ -13,12 +13,12 @@ from PIL import Image
 
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, DataError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Sparse
 from echelon.data.opening.prepared import target_made_of
 from echelon.data.prepare.preparing import prepare
-from echelon.task.registry import load_task
-from echelon.task.registry import prepare as made_ready
+from echelon.task.loading import load_task
+from echelon.task.loading import prepare as made_ready
 
 ROWS = [
     (f"{2.0 + n % 7}", f"{n % 5}", ("red", "green", "blue")[n % 3], ("no", "yes")[n % 5 > 2])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from echelon.track.report.confusion import confusion, mistakes, precisions, recalls
-from echelon.track.report.gather import Outcome
+from echelon.track.report.page import Outcome, confusion, mistakes, precisions, recalls
 
 THREE = Outcome(("cat", "dog", "ox"), ((8, 2, 0), (1, 9, 0), (0, 0, 0)))
 

@@ -19,7 +19,8 @@ import typer
 from typer.testing import CliRunner
 
 from echelon.cli.doctor import doctor
-from echelon.track import Store, checks, environment
+from echelon.track import Store, environment
+from echelon.track import doctor as checks
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
 
@@ -211,7 +212,7 @@ def test_a_damaged_page_fails(store: Store) -> None:
 def test_a_file_system_without_a_log_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echelon.track.schema._use_wal", lambda _connection: None)
+    monkeypatch.setattr("echelon.track.store._use_wal", lambda _connection: None)
     found = checks.check_store(tmp_path)
     assert (found.verdict, found.figure) == ("warn", "journal delete")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.track.report.downsample import downsample, smoothed
+from echelon.track.report.charts import downsample, smoothed
 
 
 @given(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ConfigError, MissingExtra
-from echelon.core.protocols import Observer
+from echelon.core.interfaces import Observer
 from echelon.track.exporters import check_exporters, exporter
 
 _SUMMARY = {"run": "digits-0001", "steps": 100, "metrics": {"accuracy": 0.5}}

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from echelon.track import progress
-from echelon.track.progress import Notices, Pace, PlainProgress, described
-from echelon.track.terminal import TerminalProgress
+from echelon.track.progress import Notices, Pace, PlainProgress, TerminalProgress, described
 
 VALUES = {
     "epoch": 1,

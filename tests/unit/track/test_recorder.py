@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from echelon.track import Recorder, Store, recorder
+from echelon.track import Recorder, Store, observers
 
 
 def _wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -108,7 +108,7 @@ def test_records_wait_for_a_store_that_comes_back(
 def test_while_the_store_is_broken_only_the_latest_records_are_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recorder, "CAPACITY", 10)
+    monkeypatch.setattr(observers, "CAPACITY", 10)
     run = store.create("digits", {}, {})
     whole = store.path.read_bytes()
     store.path.write_bytes(b"no database" * 1000)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from echelon.track.nodes import node_rows
-from echelon.track.report.nodes import nodes
+from echelon.track.report.page import nodes
+from echelon.track.views import node_rows
 
 TRAINER = {
     "staleness_0": 30.0,

@@ -13,8 +13,7 @@ import pytest
 
 from echelon.core.errors import RunError
 from echelon.track import Point, Store
-from echelon.track.process import Process, born, this_process
-from echelon.track.schema import connected
+from echelon.track.store import Process, born, connected, this_process
 
 _HOLDER = """
 import sys, time

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.track import Point, Store, StoreError, schema
+from echelon.track import Point, Store, StoreError
+from echelon.track import store as schema
 
 _WRITER = """
 import sys

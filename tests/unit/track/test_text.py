@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core import figures
-from echelon.track import text
+from echelon.core import format
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ from echelon.track import text
     ],
 )
 def test_figures(value: float, said: str) -> None:
-    assert figures.figure(value) == said
+    assert format.figure(value) == said
 
 
 @pytest.mark.parametrize(
@@ -35,14 +34,14 @@ def test_figures(value: float, said: str) -> None:
     [(950, "950"), (1234, "1.23k"), (999_999, "1M"), (11_689_512, "11.7M"), (2.5e9, "2.5G")],
 )
 def test_counts_at_a_glance(value: float, said: str) -> None:
-    assert figures.short(value) == said
+    assert format.short(value) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(512, "512 B"), (25_274_793_984, "25.3 GB"), (4e12, "4 TB")]
 )
 def test_sizes(value: float, said: str) -> None:
-    assert figures.size(value) == said
+    assert format.size(value) == said
 
 
 @pytest.mark.parametrize(
@@ -58,16 +57,16 @@ def test_sizes(value: float, said: str) -> None:
     ],
 )
 def test_durations(seconds: float, said: str, clock: str) -> None:
-    assert text.duration(seconds) == said
-    assert text.clock(seconds) == clock
+    assert format.duration(seconds) == said
+    assert format.clock(seconds) == clock
 
 
 def test_a_sparkline_rises_with_its_values() -> None:
-    assert text.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert format.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
 
 
 def test_a_long_series_fits_the_line_and_a_broken_value_shows() -> None:
-    line = text.sparkline([float(i) for i in range(1000)] + [math.nan], width=20)
+    line = format.sparkline([float(i) for i in range(1000)] + [math.nan], width=20)
     assert len(line) == 20
     assert line[0] == "▁"
     assert line[-1] == "×"
@@ -75,11 +74,11 @@ def test_a_long_series_fits_the_line_and_a_broken_value_shows() -> None:
 
 @pytest.mark.parametrize(("values", "line"), [([], ""), ([3.0], "▁"), ([2.0, 2.0], "▁▁")])
 def test_a_flat_or_empty_sparkline(values: list[float], line: str) -> None:
-    assert text.sparkline(values) == line
+    assert format.sparkline(values) == line
 
 
 def test_json_is_strict() -> None:
-    said = text.to_json({"a": math.nan, "b": (1, Path("x")), 3: {"c": math.inf}, "d": None})
+    said = format.to_json({"a": math.nan, "b": (1, Path("x")), 3: {"c": math.inf}, "d": None})
     assert json.loads(said) == {"a": None, "b": [1, "x"], "3": {"c": None}, "d": None}
 
 
@@ -87,5 +86,5 @@ def test_a_warning_nobody_can_read_is_no_failure(monkeypatch: pytest.MonkeyPatch
     with Path("closed").open("w") as closed:
         pass
     monkeypatch.setattr(sys, "stderr", closed)
-    text.warn("nobody listens")
+    format.warn("nobody listens")
     assert Path("closed").read_text() == ""

@@ -14,7 +14,7 @@ from echelon.cluster.chaos.deeds import Deed
 from echelon.cluster.chaos.figures import Figures, kinds, losses
 from echelon.cluster.chaos.trial import Trial
 from echelon.cluster.chaos.weights import Difference
-from echelon.track.text import to_json
+from echelon.core.format import to_json
 
 _NOTHING = "–"
 

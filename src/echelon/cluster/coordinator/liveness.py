@@ -6,13 +6,7 @@ from typing import NamedTuple
 
 from echelon.cluster.coordinator.processes import Look, Sight
 from echelon.cluster.coordinator.roster import Member, Roster
-from echelon.cluster.coordinator.settings import (
-    PATIENCE,
-    QUIET,
-    QUIET_GAPS,
-    RECONNECT,
-    RETURN,
-)
+from echelon.cluster.coordinator.settings import PATIENCE, QUIET, QUIET_GAPS, RECONNECT, RETURN
 
 _HALF = QUIET / 2  # seconds between two looks at a process, at least
 

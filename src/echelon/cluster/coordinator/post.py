@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from echelon.cluster.coordinator.outbox import SYNCED, Outbox
 from echelon.core.errors import TrainingError
-from echelon.track.text import warn
+from echelon.core.format import warn
 
 _SYNC = 30.0
 """Seconds that a power cut may take back; the kernel itself would let it take no less."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from echelon.cluster.coordinator.frames import BadFrame, Message, Tampered, encode
 from echelon.cluster.coordinator.line import Line, Stage
-from echelon.track.text import warn
+from echelon.core.format import warn
 
 GREETING = 2.0
 """Seconds to show the key and say hello in."""

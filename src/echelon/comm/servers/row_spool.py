@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from echelon.core import spool
+from echelon.core import files
 from echelon.core.errors import CheckpointError
 
 State = dict[str, Tensor]
@@ -136,7 +136,7 @@ class Spool:
         self._drop(1)
         if self.folder is not None:
             own = set(itertools.chain(*self._cuts))
-            for left_behind in set(self.folder.glob(f"{spool.START}*")) - own:
+            for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
                 left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
         self._cuts.append([])
 
@@ -144,7 +144,7 @@ class Spool:
         """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
         if self.folder is None:
             return InMemory(blank)
-        path = self.folder / f"{spool.START}{os.getpid()}-{next(_NUMBERS)}"
+        path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
         self._cuts[-1].append(path)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

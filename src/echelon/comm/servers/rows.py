@@ -37,7 +37,7 @@ from echelon.comm.servers.row_room import (
 from echelon.comm.servers.row_shares import Sharing, part_of
 from echelon.comm.servers.row_spool import Spool, placed, scratch
 from echelon.core.errors import PeerError
-from echelon.core.rows import RowSpec
+from echelon.core.types import RowSpec
 
 State = dict[str, Tensor]
 Insist = Callable[[Callable[[], Any]], Any]

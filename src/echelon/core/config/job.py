@@ -7,25 +7,26 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from echelon.core.config.base import Section, SettingError
-from echelon.core.config.data import DataSection
-from echelon.core.config.elastic import ElasticSection
-from echelon.core.config.optim import ClipSection, OptimizerSection, ScheduleSection
-from echelon.core.config.parallel import (
-    Mesh,
-    PipelineSection,
-    ShardedSection,
-    SyncSection,
-    TensorSection,
-)
-from echelon.core.config.running import (
+from echelon.core.config.sections import (
     CheckpointSection,
+    ClipSection,
+    DataSection,
+    ElasticSection,
     EvaluateSection,
     HealthSection,
+    Mesh,
+    OptimizerSection,
+    ParameterServerSection,
+    PipelineSection,
+    ScheduleSection,
+    Section,
+    SettingError,
+    ShardedSection,
     StopSection,
+    SyncSection,
+    TensorSection,
     TrackSection,
 )
-from echelon.core.config.server import ParameterServerSection
 
 DEFAULT_EPOCHS = 10
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echelon.core.config.data import AugmentSection
-from echelon.core.protocols import Augment, Draws
+from echelon.core.config.sections import AugmentSection
+from echelon.core.interfaces import Augment, Draws
 from echelon.core.types import Batch
 from echelon.data.augment.images import Crop, Cutout, Flip
 from echelon.data.augment.mixup import Mixup

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from echelon.core.errors import TaskError
-from echelon.core.protocols import Draws
+from echelon.core.interfaces import Draws
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 

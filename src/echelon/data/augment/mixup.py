@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from echelon.core.protocols import Draws
+from echelon.core.interfaces import Draws
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from echelon.core.protocols import Draws
+from echelon.core.interfaces import Draws
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 

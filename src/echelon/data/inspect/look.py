@@ -11,14 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
-from echelon.data.inspect.columns import (
-    BytesLook,
-    EmptyLook,
-    Look,
-    NumberLook,
-    TextLook,
-    TimeLook,
-)
+from echelon.data.inspect.columns import BytesLook, EmptyLook, Look, NumberLook, TextLook, TimeLook
 from echelon.data.inspect.profile import ColumnProfile, Example
 from echelon.data.inspect.sample import Sample, record_keys
 from echelon.data.inspect.shaped import ListLook, TensorLook

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from echelon.core.format import shown
 from echelon.data.inspect.distinct import Count
 from echelon.data.inspect.numbers import Figures
-from echelon.data.inspect.showing import shown
 
 _UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
 _TOLD = 5
@@ -191,3 +191,11 @@ class Profile:
 
 def top(counts: dict[Any, int], most: int) -> list[tuple[Any, int]]:
     return list(counts.items())[:most]
+
+
+# --- showing ---
+
+
+def told(count: Count) -> str:
+    """A number of different values; an estimate says that it is one."""
+    return f"{count.value:,}" if count.exact else f"≈ {count.value:,}"

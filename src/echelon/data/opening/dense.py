@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data.batch import dense
 from echelon.data.opening.features import find_features, input_maker, prepared, stored_figures
 from echelon.data.opening.frames import Frame

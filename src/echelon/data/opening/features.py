@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 from echelon.data.opening.frames import Frame

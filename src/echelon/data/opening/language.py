@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError, unknown
 from echelon.data.opening.origin import about_parts, check_fitted, locate
 from echelon.data.opening.parts import Part

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.data.opening.frames import Frame, Usual, class_names, load
 from echelon.data.opening.parts import Part, Parts, Recognise, find_parts

@@ -15,9 +15,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import ConfigError, DataError, unknown
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
 from echelon.data.opening.frames import Frame

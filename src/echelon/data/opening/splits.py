@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data.moments import Moments
 
 HELD_OUT = 0.2

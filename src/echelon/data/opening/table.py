@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data.clicks import ClickOptions, auc, make_clicks
 from echelon.data.opening.frames import Frame
 from echelon.data.opening.origin import Origin, check_fitted, open_origin

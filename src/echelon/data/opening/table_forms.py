@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
 from echelon.data.moments import Moments

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from echelon.core.config.data import DataSection
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.data.opening.frames import Frame
 from echelon.data.opening.origin import Origin, check_fitted, open_origin
 from echelon.data.opening.splits import Splits, split_rows

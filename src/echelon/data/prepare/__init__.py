@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.lazy import lazily
+from echelon.core.process import lazily
 
 if TYPE_CHECKING:
     from echelon.data.prepare.prepared import Prepared, open_prepared

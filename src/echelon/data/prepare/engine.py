@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from echelon.core.errors import DataError
-from echelon.core.heap import give_back_freed_memory
+from echelon.core.process import give_back_freed_memory
 from echelon.data.prepare import learnt as learnt_files
 from echelon.data.prepare.blocks import SIZE, Block, blocks
 from echelon.data.prepare.compare import drop_repeated

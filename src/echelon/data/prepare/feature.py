@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from echelon.core.config.base import Section, SettingError
+from echelon.core.config.sections import Section, SettingError
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.learnt import Learnt

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from echelon.core.config.base import Section
+from echelon.core.config.sections import Section
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare import remote
 from echelon.data.prepare.listing import Listed, is_pattern, local

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from echelon.core.patience import interrupts_wait
+from echelon.core.process import interrupts_wait
 from echelon.data.prepare import wire
 from echelon.data.prepare.answers import WorkerError, result_of
 

@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from echelon.core.config.base import Contradiction, Section, SettingError
-from echelon.core.config.checked import checked
-from echelon.core.config.document import Document, read_document
-from echelon.core.config.load import overridden
+from echelon.core.config.loading import Document, checked, overridden, read_document
+from echelon.core.config.sections import Contradiction, Section, SettingError
 from echelon.core.errors import ConfigError, KeyPath, unknown
 from echelon.data.prepare.clean import step_kind
 from echelon.data.prepare.feature import Feature

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from echelon.core.config.base import Section, SettingError
+from echelon.core.config.sections import Section, SettingError
 from echelon.core.errors import DataError, unknown
 from echelon.data.prepare.learnt import Learnt
 

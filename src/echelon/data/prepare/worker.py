@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from echelon.core.heap import give_back_freed_memory, keep_freed_memory
+from echelon.core.process import give_back_freed_memory, keep_freed_memory
 from echelon.data.prepare import wire
 
 _LIBC = ctypes.CDLL(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.lazy import lazily
+from echelon.core.process import lazily
 
 if TYPE_CHECKING:
     from echelon.data.shards.manifest import Manifest, ShardEntry, read_manifest

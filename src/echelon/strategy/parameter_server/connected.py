@@ -18,8 +18,7 @@ from echelon.comm.servers.layout import Layout
 from echelon.comm.servers.rows import RemoteTables
 from echelon.comm.servers.servers import Servers
 from echelon.core.errors import ConfigError, PeerError
-from echelon.core.protocols import Comm
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Task
 from echelon.core.types import Lease, Shard
 from echelon.data.sources import as_source
 from echelon.optim.build import penalised

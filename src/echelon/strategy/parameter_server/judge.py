@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from echelon.comm.interface import Collective
-from echelon.core.protocols import BatchSource
+from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import to_device
 

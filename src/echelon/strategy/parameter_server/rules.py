@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from echelon.core.rows import RowSpec
-from echelon.core.types import Numerics, Parallel
+from echelon.core.types import Numerics, Parallel, RowSpec
 
 
 def rules(numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()) -> dict[str, Any]:

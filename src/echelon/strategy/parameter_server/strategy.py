@@ -17,7 +17,7 @@ from torch import Tensor
 
 from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
-from echelon.core.protocols import Inspector
+from echelon.core.interfaces import Inspector
 from echelon.core.types import Ask, Batch, Lease, Stats, Update
 from echelon.data.sources import as_source
 from echelon.data.split import edges

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from echelon.comm.interface import Collective
-from echelon.core.config.parallel import PipelineSection
+from echelon.core.config.sections import PipelineSection
 from echelon.core.errors import ConfigError, TaskError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch
 from echelon.data.batch import to_device
 from echelon.strategy.pipeline.chain import find_layers

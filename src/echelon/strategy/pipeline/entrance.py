@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from echelon.core.errors import TaskError
-from echelon.core.task import call_model
+from echelon.core.interfaces import call_model
 from echelon.core.types import Batch
 
 Forward = Callable[[nn.Module, Batch], Any]

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from echelon.core.config.parallel import ScheduleKind
+from echelon.core.config.sections import ScheduleKind
 
 Kind = Literal["forward", "backward", "input", "weights"]
 _TIME: dict[Kind, int] = {"forward": 1, "backward": 2, "input": 1, "weights": 1}

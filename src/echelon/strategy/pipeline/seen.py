@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echelon.core.protocols import Metric
+from echelon.core.interfaces import Metric
 from echelon.core.types import Batch
 
 

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
 from echelon.core.errors import ConfigError, TaskError
-from echelon.core.protocols import Comm
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Task
 from echelon.core.types import Shard
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.pipeline.decide import decide

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from echelon.core.errors import TaskError
-from echelon.core.protocols import Inspector
+from echelon.core.interfaces import Inspector
 from echelon.core.types import Batch, Stats
 from echelon.data.batch import emptied, size
 from echelon.optim import gradients

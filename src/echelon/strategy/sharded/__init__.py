@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.core.protocols import Inspector, Schedule, Strategy
+from echelon.core.interfaces import Inspector, Schedule, Strategy
 from echelon.core.types import Numerics, Parallel
 
 __all__ = ["Sharded"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from echelon.comm.interface import Collective
 from echelon.comm.kernels import square_sum
 from echelon.core.errors import TaskError
-from echelon.core.protocols import Inspector
+from echelon.core.interfaces import Inspector
 from echelon.optim import gradients
 from echelon.strategy.sharded.pieces import Piece
 from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous

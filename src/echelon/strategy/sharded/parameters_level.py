@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError
-from echelon.core.protocols import Comm
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Task
 from echelon.core.types import Batch
 from echelon.optim import Stepper
 from echelon.strategy.agree import agree

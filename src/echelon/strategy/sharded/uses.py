@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.core.types import Batch
 from echelon.data.batch import to_device
 from echelon.data.draws import PositionDraws

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from echelon.core.errors import ConfigError
-from echelon.core.task import Task
+from echelon.core.interfaces import Task
 from echelon.data.batch import to_device
 
 SAMPLES = 4

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from echelon.core.config.parallel import Cut as How
+from echelon.core.config.sections import Cut as How
 from echelon.core.errors import ConfigError, unknown
 from echelon.models.gpt import Attention, FeedForward
 from echelon.models.mlp import MLP

@@ -15,8 +15,7 @@ import torch
 from echelon.comm.interface import Collective
 from echelon.comm.kernels import square_sum
 from echelon.core.errors import ConfigError
-from echelon.core.protocols import Comm, Inspector
-from echelon.core.task import Task
+from echelon.core.interfaces import Comm, Inspector, Task
 from echelon.core.types import Shard
 from echelon.optim import gradients
 from echelon.strategy.agree import agree

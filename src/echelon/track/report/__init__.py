@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from echelon.core.errors import RunError
-from echelon.track.report.gather import gather
-from echelon.track.report.page import page
+from echelon.core.format import warn
+from echelon.track.report.page import gather, page
 from echelon.track.store import Store
-from echelon.track.text import warn
 
 REPORT = "report.html"
 

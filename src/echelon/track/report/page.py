@@ -1,20 +1,25 @@
-"""The report: one file that needs nothing else, neither scripts from elsewhere nor a network."""
+"""Report page."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from echelon.core.html import Html, el, join
-from echelon.core.page import document, section
-from echelon.core.scale import Scale, step_scale
-from echelon.track.report import sections
-from echelon.track.report.chart import draw, hover_data
-from echelon.track.report.confusion import confusion
-from echelon.track.report.curves import Chart, charts
-from echelon.track.report.gather import Contents
-from echelon.track.report.nodes import nodes
-from echelon.track.report.verdict import tiles, verdict
-from echelon.track.text import to_json, when
+import yaml
+
+from echelon.core.format import duration, figure, plain, short, size, to_json, when
+from echelon.core.html import Html, Scale, document, el, join, section, step_scale
+from echelon.track.report.charts import Chart, charts, draw, hover_data
+from echelon.track.store import Event, Run, Series, Store, is_number
+from echelon.track.views import NodeRows, node_rows, tiles, verdict
+
+# --- page ---
+# The report: one file that needs nothing else, neither scripts from elsewhere nor a network.
 
 _HERE = Path(__file__).parent
 
@@ -79,7 +84,7 @@ def _outcome(contents: Contents) -> Html:
         note = f"{count:,} held-out samples · rows: actual, columns: predicted"
         parts.append(section("Confusion", confusion(found), note=note))
     if found.samples:
-        parts.append(section("Samples", sections.samples(found.samples, found.labels)))
+        parts.append(section("Samples", samples(found.samples, found.labels)))
     return join(parts)
 
 
@@ -93,17 +98,17 @@ def _nodes(contents: Contents) -> Html | None:
 def _events(contents: Contents) -> Html | None:
     if not contents.events:
         return None
-    listed = sections.events(contents.events, contents.run.started)
+    listed = events(contents.events, contents.run.started)
     return section("Events", listed, note=f"{len(contents.events):,}")
 
 
 def _details(contents: Contents) -> Html:
     run = contents.run
     copy = el("button", "Copy", type="button", id="copy", hidden=True)
-    left = section("Config", copy, sections.config(run.config), kind="config")
+    left = section("Config", copy, config(run.config), kind="config")
     right = el(
         "div",
-        *(section(title, facts) for title, facts in sections.facts(run)),
+        *(section(title, facts) for title, facts in facts(run)),
     )
     return el("div", left, right, class_="details")
 
@@ -125,3 +130,310 @@ def _changes(steps: list[int], epochs: list[float]) -> list[tuple[int, float]]:
     for step, epoch in zip(steps, epochs, strict=True):
         first.setdefault(epoch, step)
     return [(step, epoch) for epoch, step in first.items()]
+
+
+# --- sections ---
+# The parts of a report beside curves and confusion.
+
+_YAML_LINE = re.compile(r"^(\s*(?:- )*)([^\s:#][^:]*:)(.*)$")
+_EVENTS = 200
+_SAMPLES = 60
+_RUN_FACTS = {
+    "task": "Task",
+    "model": "Model",
+    "parameters": "Parameters",
+    "samples": "Training samples",
+    "held_out": "Held-out samples",
+    "batch_size": "Batch size",
+    "strategy": "Strategy",
+    "workers": "Workers",
+    "device": "Device",
+    "precision": "Precision",
+    "threads": "Threads",
+}
+_MACHINE_FACTS = {
+    "cpu": "Processor",
+    "cores": "Cores",
+    "memory": "Memory",
+    "disk_free": "Free disk",
+    "os": "System",
+    "host": "Host",
+    "python": "Python",
+    "torch": "PyTorch",
+    "echelon": "Echelon",
+}
+_BYTES = ("memory", "disk_free")
+
+
+def facts(run: Run) -> Iterator[tuple[str, Html]]:
+    """What was run and on what, as far as it is known."""
+    machine = run.facts.get("environment", {})
+    for title, values, names in (
+        ("Run", run.facts, _RUN_FACTS),
+        ("Machine", machine, _MACHINE_FACTS),
+    ):
+        known = [key for key in names if values.get(key) not in (None, "")]
+        rows = [el("div", el("dt", names[key]), el("dd", _fact(key, values[key]))) for key in known]
+        if rows:
+            yield title, el("dl", join(rows), class_="facts")
+
+
+def config(values: Mapping[str, Any]) -> Html:
+    """The resolved job as YAML, keys set apart."""
+    text = yaml.safe_dump(plain(values), sort_keys=False, allow_unicode=True, width=90)
+    return el("pre", el("code", join([_yaml_line(line) for line in text.splitlines()])))
+
+
+def events(found: Iterable[Event], started: float) -> Html:
+    every = list(found)
+    rows = [
+        el(
+            "li",
+            el("b", f"step {event.step:,}"),
+            el("span", event.message),
+            el("small", f"+{duration(max(0.0, event.time - started))}"),
+        )
+        for event in every[:_EVENTS]
+    ]
+    more = len(every) - _EVENTS
+    rest = el("p", f"and {more:,} more", class_="quiet") if more > 0 else None
+    return join((el("ol", join(rows), class_="events"), rest))
+
+
+def samples(found: Iterable[Mapping[str, str]], labels: Sequence[str]) -> Html:
+    every = list(found)
+    cards = [_sample(sample, sample["target"] in labels) for sample in every[:_SAMPLES]]
+    long = any(len(text) > 160 for sample in every for text in sample.values())
+    return el("div", join(cards), class_="samples long" if long else "samples")
+
+
+def _sample(sample: Mapping[str, str], is_class: bool) -> Html:
+    """Only a class is right or wrong; an estimate or a text is more or less so."""
+    right = sample["output"] == sample["target"]
+    verdict = ("right" if right else "wrong") if is_class else None
+    parts = [
+        el("div", el("dt", key), el("dd", sample[key]), class_=key)
+        for key in ("input", "output", "target")
+        if sample[key]
+    ]
+    return el("dl", join(parts), class_=verdict)
+
+
+def _fact(key: str, value: Any) -> str:
+    if key in _BYTES:
+        return size(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if value < 10_000_000 else short(value)
+    return figure(value) if isinstance(value, float) else str(value)
+
+
+def _yaml_line(line: str) -> Html:
+    found = _YAML_LINE.match(line)
+    if found is None:
+        return join((line, Html("\n")))
+    indent, key, rest = found.groups()
+    return join((indent, el("b", key), rest, Html("\n")))
+
+
+# --- nodes ---
+# What each trainer and each server of a run did, as tables.
+
+
+def nodes(found: Mapping[str, Any]) -> list[Html]:
+    """`found` as a run's summary has it: figures by trainer and by server."""
+    return [_table(rows) for rows in node_rows(found)]
+
+
+def _table(found: NodeRows) -> Html:
+    head = el("tr", *(el("th", text) for text in found.heads))
+    body = [el("tr", *(el("td", text) for text in row)) for row in found.rows]
+    return el("table", el("thead", head), el("tbody", join(body)), class_="nodes")
+
+
+# --- gather ---
+# Everything a report tells, read from the store and the run's folder.
+
+EVALUATION = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the trained model does with held-out samples; any part may be missing."""
+
+    labels: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Row: what it is; column: what it was taken for."""
+    samples: tuple[Mapping[str, str], ...] = ()
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """One report's worth of facts."""
+
+    run: Run
+    series: Mapping[str, Series]
+    events: tuple[Event, ...]
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+def gather(store: Store, run_id: str) -> Contents:
+    run = store.run(run_id)
+    series = {name: store.series(run.id, name) for name in store.names(run.id)}
+    outcome = read_outcome(run.folder / EVALUATION)
+    return Contents(run, series, tuple(store.events(run.id)), outcome)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """What `evaluation.json` says; a file that makes no sense is told, not fatal."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return _gathered_outcome(found)
+    except FileNotFoundError:
+        return Outcome()
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return Outcome(fault=f"{path.name} cannot be shown: {error}")
+
+
+def _gathered_outcome(found: Mapping[str, Any]) -> Outcome:
+    rows = tuple(tuple(row) for row in found.get("confusion") or ())
+    if any(len(row) != len(rows) or not all(map(is_number, row)) for row in rows):
+        raise ValueError("confusion must be a square matrix of counts")
+    labels = tuple(str(label) for label in found.get("labels") or ())
+    samples = tuple(_words(sample) for sample in found.get("samples") or ())
+    missing = tuple(str(i) for i in range(len(labels), len(rows)))  # classes without a name
+    return Outcome((labels + missing)[: max(len(rows), len(labels))], rows, samples)
+
+
+def _words(sample: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(sample.get(key) or "") for key in ("input", "output", "target")}
+
+
+# --- confusion ---
+# What was taken for what: a heat map, and the mistakes worth looking at.
+
+LARGEST = 40
+"""With more classes a matrix is wallpaper: only the lists are shown."""
+_LISTED = 12
+
+
+class Mistake(NamedTuple):
+    actual: int
+    taken_for: int
+    times: int
+
+
+def confusion(outcome: Outcome) -> Html:
+    """The section's inside."""
+    size = len(outcome.confusion)
+    parts = [_matrix(outcome)] if size <= LARGEST else [_hardest(outcome)]
+    return el("div", join(parts), _mistakes(outcome), class_="confusion")
+
+
+def recalls(outcome: Outcome) -> list[float]:
+    """Of each class, the part that was recognised; NaN for a class without samples."""
+    return [_share(row[i], sum(row)) for i, row in enumerate(outcome.confusion)]
+
+
+def precisions(outcome: Outcome) -> list[float]:
+    columns = list(zip(*outcome.confusion, strict=True))
+    return [_share(column[i], sum(column)) for i, column in enumerate(columns)]
+
+
+def mistakes(outcome: Outcome) -> list[Mistake]:
+    """All pairs that were confused, the most frequent first."""
+    pairs = [
+        Mistake(i, j, count)
+        for i, row in enumerate(outcome.confusion)
+        for j, count in enumerate(row)
+        if i != j and count > 0
+    ]
+    return sorted(pairs, key=lambda mistake: -mistake.times)
+
+
+def _matrix(outcome: Outcome) -> Html:
+    labels = outcome.labels
+    size = len(outcome.confusion)
+    tilted = max(map(len, labels), default=0) > 3
+    heads = [el("th", el("span", name), scope="col", title=name) for name in labels[:size]]
+    head = el(
+        "tr",
+        el("td"),
+        join(heads),
+        el("th", el("span", "recall"), scope="col", class_="side"),
+    )
+    shares = recalls(outcome)
+    body = [_row(outcome, i, shares[i]) for i in range(size)]
+    density = "wide" if size <= 12 else "middle" if size <= 20 else "dense"
+    kind = f"matrix {density}" + (" tilted" if tilted else "")
+    table = el("table", el("thead", head), el("tbody", join(body), _precision_row(outcome)))
+    return el("div", table, class_=kind, tabindex=0)
+
+
+def _row(outcome: Outcome, i: int, recall: float) -> Html:
+    row = outcome.confusion[i]
+    cells = [_cell(outcome, i, j, count, sum(row)) for j, count in enumerate(row)]
+    label = el("th", el("span", outcome.labels[i]), scope="row", title=outcome.labels[i])
+    return el("tr", label, join(cells), el("td", _bar(recall), class_="side"))
+
+
+def _cell(outcome: Outcome, i: int, j: int, count: int, total: int) -> Html:
+    if count == 0:
+        return el("td", class_="none")
+    share = count / total
+    # The root lifts the few mistakes of a good model out of the background.
+    heat = share if i == j else 0.1 + 0.9 * math.sqrt(share)
+    kind = ("hit" if i == j else "miss") + (" strong" if heat > 0.55 else "")
+    said = f"{outcome.labels[i]} → {outcome.labels[j]}: {count:,} of {total:,} ({share:.1%})"
+    return el("td", short(count), class_=kind, style=f"--heat:{heat:.2f}", title=said)
+
+
+def _precision_row(outcome: Outcome) -> Html:
+    cells = [el("td", _percent(share)) for share in precisions(outcome)]
+    total = sum(map(sum, outcome.confusion))
+    hits = sum(row[i] for i, row in enumerate(outcome.confusion))
+    overall = el("td", el("b", _percent(_share(hits, total))), class_="side")
+    return el("tr", el("th", "precision", scope="row"), join(cells), overall, class_="foot")
+
+
+def _mistakes(outcome: Outcome) -> Html:
+    found = mistakes(outcome)
+    if not found:
+        return el("div", el("h3", "Mistakes"), el("p", "None.", class_="quiet"), class_="list")
+    totals = [sum(row) for row in outcome.confusion]
+    rows = [
+        el(
+            "li",
+            el("span", outcome.labels[m.actual], el("i", " → "), outcome.labels[m.taken_for]),
+            el("b", f"{m.times:,}"),
+            el("small", f"of {totals[m.actual]:,}"),
+        )
+        for m in found[:_LISTED]
+    ]
+    title = el("h3", "Most frequent mistakes")
+    return el("div", title, el("ol", join(rows)), class_="list")
+
+
+def _hardest(outcome: Outcome) -> Html:
+    shares = recalls(outcome)
+    known = [i for i, share in enumerate(shares) if not math.isnan(share)]
+    order = sorted(known, key=shares.__getitem__)[:_LISTED]
+    rows = [
+        el("li", el("span", outcome.labels[i]), _bar(shares[i]), class_="measured") for i in order
+    ]
+    title = el("h3", f"Hardest of {len(shares)} classes, by recall")
+    return el("div", title, el("ol", join(rows)), class_="list")
+
+
+def _bar(share: float) -> Html:
+    if math.isnan(share):
+        return el("span", "–")
+    return el("span", el("i", style=f"--part:{share:.3f}"), _percent(share), class_="bar")
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.0f}%"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import TrainingError
-from echelon.optim.rows.index import FIRST, Ids, Index, _first, _hash, _stride
+from echelon.optim.tables.index import FIRST, Ids, Index, _first, _hash, _stride
 
 INT64 = np.iinfo(np.int64)
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from echelon.core.errors import CheckpointError
-from echelon.core.rows import RowRule, RowSpec
-from echelon.optim.rows import RowGradients, Rows, merged
+from echelon.core.types import RowRule, RowSpec
+from echelon.optim.tables import RowGradients, Rows, merged
 
 SGD = RowRule(name="sgd", lr=1.0)
 

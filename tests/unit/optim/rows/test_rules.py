@@ -10,8 +10,8 @@ from torch import Tensor
 
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import ConfigError
-from echelon.core.rows import RowRule, RowSpec
-from echelon.optim.rows import Rows
+from echelon.core.types import RowRule, RowSpec
+from echelon.optim.tables import Rows
 
 WIDTH = 5
 IDS = torch.tensor([-7, 3, 1 << 50])

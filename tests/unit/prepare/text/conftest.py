@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.features import feature_kind
 from echelon.data.prepare.learnt import Learnt, load, pack, save, unpack

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.prepare.text.conftest import Block, Fit, halves
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, MissingExtra
 from echelon.data.prepare.columns import Ragged
 from echelon.data.prepare.features import feature_kind

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.core.errors import DataError, MissingExtra
 from echelon.data.prepare.features import feature_kind
 from echelon.data.prepare.text import sentences

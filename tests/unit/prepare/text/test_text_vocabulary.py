@@ -14,7 +14,7 @@ from sklearn.feature_selection import chi2
 from sklearn.metrics import mutual_info_score
 from tests.unit.prepare.text.conftest import Block, Fit, halves
 
-from echelon.core.config.checked import checked
+from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare.features import feature_kind
 from echelon.data.prepare.text import count, factors, spill

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from echelon.core.format import number, share
 from echelon.core.html import Html, el, join
 from echelon.data.inspect.html.plots import histogram, values
 from echelon.data.inspect.numbers import Figures
-from echelon.data.inspect.profile import ColumnProfile
-from echelon.data.inspect.showing import number, share, told
+from echelon.data.inspect.profile import ColumnProfile, told
 
 _VALUES = 8
 

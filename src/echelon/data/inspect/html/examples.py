@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from echelon.core.format import line
 from echelon.core.html import Html, el, join
 from echelon.data.inspect.profile import Example
-from echelon.data.inspect.showing import line
 
 _LARGEST = 512
 _CHANNELS = (1, 3)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from echelon.core.figures import figure, short, size
-from echelon.core.html import Html, el, join
-from echelon.core.page import document, section, tile
+from echelon.core.format import figure, share, short, size
+from echelon.core.html import Html, document, el, join, section, tile
 from echelon.data.inspect.html.column import card
 from echelon.data.inspect.html.examples import examples
 from echelon.data.inspect.html.plots import values
-from echelon.data.inspect.profile import PartProfile, Profile
-from echelon.data.inspect.showing import share, told
+from echelon.data.inspect.profile import PartProfile, Profile, told
 
 _HERE = Path(__file__).parent
 _COLUMNS = 300

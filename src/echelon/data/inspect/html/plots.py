@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from echelon.core.html import Html, el, join
-from echelon.core.scale import Scale
+from echelon.core.format import cut, line, number, share
+from echelon.core.html import Html, Scale, el, join
 from echelon.data.inspect.numbers import Figures, Histogram
-from echelon.data.inspect.showing import cut, line, number, share
 
 _GAP = 0.12
 """Of a bar's width, where there are few."""

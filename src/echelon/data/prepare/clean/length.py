@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.step import Cleaned, ColumnStep, is_text, replaced, without
 

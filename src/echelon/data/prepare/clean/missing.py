@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.core.errors import DataError
 from echelon.data.prepare.clean.median import Median
 from echelon.data.prepare.learnt import Learnt

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.features.numbers import filled
 from echelon.data.prepare.features.scale import Scaled, not_zero

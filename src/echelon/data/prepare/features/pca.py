@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns, Values
 from echelon.data.prepare.features.numbers import Matrix, filled, one_thread

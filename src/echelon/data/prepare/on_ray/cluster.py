@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import MissingExtra, UserError
-from echelon.core.patience import interrupts_wait
+from echelon.core.process import interrupts_wait
 from echelon.data.prepare.answers import WorkerError
 from echelon.data.prepare.on_ray.processes import Processes
 

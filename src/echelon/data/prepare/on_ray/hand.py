@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from echelon.core.heap import keep_freed_memory
+from echelon.core.process import keep_freed_memory
 from echelon.data.prepare.answers import WorkerError, answered
 from echelon.data.prepare.on_ray.node import Check, look_again
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 from pydantic import PositiveInt, model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Columns
 from echelon.data.prepare.feature import MADE, Feature

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from echelon.core.config.base import SettingError
+from echelon.core.config.sections import SettingError
 from echelon.data.prepare.columns import Array, Columns, Ragged, Values
 from echelon.data.prepare.learnt import Learnt
 from echelon.data.prepare.text.base import Chosen

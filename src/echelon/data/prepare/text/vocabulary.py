@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, PositiveInt, model_validator
 
-from echelon.core.config.base import Section, SettingError
+from echelon.core.config.sections import Section, SettingError
 from echelon.core.errors import DataError
 from echelon.data.prepare.columns import Values
 from echelon.data.prepare.learnt import Learnt

@@ -1,0 +1,181 @@
+"""Numbers, durations, values as people read them; `warn`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+# --- figures ---
+# Numbers as people read them; used by progress, reports and command line alike.
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def figure(value: float) -> str:
+    """Four significant digits, without noise: 0.9725, 12.3, 1e-05."""
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if abs(value) < 1e6 and (abs(value) >= 1000 or value == int(value)):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def short(value: float) -> str:
+    """A count or a rate at a glance: 950, 1.2k, 39.4M."""
+    for size, unit in _UNITS:
+        if abs(value) >= size * 0.99995:
+            return f"{value / size:.3g}{unit}" if abs(value) < size * 999.5 else f"{value:.2g}"
+    return f"{value:.3g}"
+
+
+def size(count: float) -> str:
+    """Bytes: 23.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+# --- text ---
+# Times, curves and JSON as people and programs read them: progress, report, command line.
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def warn(message: str) -> None:
+    """One line on stderr. Where even that is closed, there is nobody left to tell."""
+    with suppress(OSError, ValueError):
+        print(f"echelon: {message}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """40 ms, 0.8 s, 42 s, 3 min 07 s, 2 h 15 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{minutes} min {rest:02d} s"
+    if whole < 86_400:
+        return f"{hours} h {minutes_left:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def clock(seconds: float) -> str:
+    """0:12, 3:07, 2:15:00: keeps its width while it counts."""
+    if not math.isfinite(seconds):
+        return "–"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve on one line; a figure that is not finite shows as `×`."""
+    if not values:
+        return ""
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    groups = [values[a:b] for a, b in itertools.pairwise(edges) if a < b]
+    means = [sum(group) / len(group) for group in groups]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        _BARS[round((mean - low) * scale)] if math.isfinite(mean) else "×" for mean in means
+    )
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON: what is not finite is null, what is not plain is its text."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+# --- showing ---
+# Values as they are shown: short, plain, and without anything a terminal would obey.
+
+LONGEST = 300
+_ITEMS = 12
+
+
+def shown(value: Any) -> Any:
+    """As JSON can hold it; what is long is cut and says so."""
+    import numpy as np
+
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}" if value.ndim > 1 else shown(value.tolist())
+    if isinstance(value, list | tuple):
+        more = [f"… {len(value) - _ITEMS:,} more"] if len(value) > _ITEMS else []
+        return [shown(item) for item in value[:_ITEMS]] + more
+    if isinstance(value, dict):
+        return {str(key): shown(item) for key, item in value.items()}
+    return cut(str(value))
+
+
+def line(value: Any) -> str:
+    """On one line."""
+    if value is None:
+        return "–"
+    found = shown(value)
+    text = found if isinstance(found, str) else _items(found)
+    if not text:
+        return "(empty)"
+    return "".join(c if c.isprintable() else "␣" if c.isspace() else "�" for c in text)
+
+
+def cut(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def share(part: int, whole: int) -> str:
+    """3.1 %, and never 0 or 100 % for what is neither none nor all."""
+    if not part or part == whole:
+        return "0 %" if not part else "100 %"
+    percent = 100 * part / whole
+    if percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if percent < 99.95 else ">99.9 %"
+
+
+def number(value: float) -> str:
+    """As many digits as are of use: 1,400,000, 38.58, 0.002."""
+    if math.isfinite(value) and 1e6 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return figure(value)
+
+
+def _items(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_items(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_items(item)}" for key, item in value.items()) + "}"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
