@@ -37,7 +37,7 @@ import echelon
 from echelon.core.hashing import words
 from echelon.core.interfaces import Task
 from echelon.core.types import Batch, RowRule
-from echelon.data.clicks import auc
+from echelon.data.synthetic import auc
 from echelon.models import Table
 from echelon.task.metrics import AUC
 

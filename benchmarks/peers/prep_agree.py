@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse as sp
 
-from echelon.data.prepare.learnt import load
+from echelon.data.prepare.workdir import load
 
 from .prep_raw import CATEGORIES
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from echelon.core.config import Job
     from echelon.core.errors import EchelonError
     from echelon.core.interfaces import Task
-    from echelon.data.prepare.prepared import Prepared
-    from echelon.data.prepare.preparing import prepare
+    from echelon.data.prepare import prepare
+    from echelon.data.prepare.encoders import Prepared
     from echelon.loop.result import Result
     from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 
@@ -45,8 +45,8 @@ __getattr__ = lazily(
         "core.config": ("Job",),
         "core.errors": ("EchelonError",),
         "core.interfaces": ("Task",),
-        "data.prepare.prepared": ("Prepared",),
-        "data.prepare.preparing": ("prepare",),
+        "data.prepare": ("prepare",),
+        "data.prepare.encoders": ("Prepared",),
         "loop.result": ("Result",),
         "task.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
     },

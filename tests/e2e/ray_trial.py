@@ -25,10 +25,8 @@ from ray.cluster_utils import Cluster
 import echelon
 from echelon.core.errors import EchelonError
 from echelon.data.prepare import engine, prepare
-from echelon.data.prepare.desk import Desk
-from echelon.data.prepare.on_ray.node import check_here
-from echelon.data.prepare.on_ray.pool import ask_nodes
-from echelon.data.prepare.on_ray.processes import arguments, below, children
+from echelon.data.prepare.on_ray import arguments, ask_nodes, below, check_here, children
+from echelon.data.prepare.workdir import Desk
 
 
 class Killing:

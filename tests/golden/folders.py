@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from echelon.data.prepare import Prepared, engine, prepare, shard
+from echelon.data.prepare import Prepared, engine, prepare, write
 from echelon.data.shards import ShardSource
 
 from .numerics import digest
@@ -135,7 +135,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def use_small_blocks(set_value: Callable[[Any, str, Any], None]) -> None:
     """Cut the little data into several blocks and stretches of a shard."""
     set_value(engine, "SIZE", 4096)
-    set_value(shard, "WINDOW", 2048)
+    set_value(write, "WINDOW", 2048)
 
 
 def made(name: str, folder: Path) -> dict[str, Any]:

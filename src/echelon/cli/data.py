@@ -15,17 +15,17 @@ import typer
 from echelon.cli.common import INTERRUPTED, command, say, split_arguments
 from echelon.core.errors import UserError
 from echelon.core.format import size
-from echelon.data.prepare.watch import Unwatched, Watch
+from echelon.data.prepare.workers import Unwatched, Watch
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from echelon.data.inspect.numbers import Figures
     from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile
-    from echelon.data.inspect.verify import Verified
+    from echelon.data.inspect.sketches import Figures
     from echelon.data.prepare import Prepared
+    from echelon.data.shards.verify import Verified
 
 
 # --- data_inspect ---
@@ -235,7 +235,7 @@ def reshard(
 ) -> None:
     """Write the same records, in the same order, as another number of shards."""
     from echelon.core.format import size
-    from echelon.data.reshard import reshard as write_anew
+    from echelon.data.shards.write import reshard as write_anew
 
     if to is None and not overwrite:
         raise UserError(f"say where the new shards go (--to), or --overwrite to replace {folder}")
@@ -259,7 +259,7 @@ def verify(
 ) -> None:
     """Read every shard again and compare it with its checksums; exit code 1 if one is damaged."""
     from echelon.core.format import to_json
-    from echelon.data.inspect.verify import verify as read_again
+    from echelon.data.shards.verify import verify as read_again
 
     found = read_again(folder)
     if as_json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from echelon.data.account import Account, EpochAccount, Happening
+    from echelon.data.proof import Account, EpochAccount, Happening
     from echelon.track import Store
 
 

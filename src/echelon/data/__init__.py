@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from echelon.core.process import lazily
 
 if TYPE_CHECKING:
-    from echelon.data.clicks import ClickOptions, make_clicks
-    from echelon.data.datasets import DatasetSource
-    from echelon.data.draws import PositionDraws
+    from echelon.data.formats import detect, read
+    from echelon.data.formats.images import read_tiles
     from echelon.data.intervals import Intervals
     from echelon.data.ledger import Ledger
-    from echelon.data.loader import Loader
+    from echelon.data.loader import Loader, PositionDraws
     from echelon.data.opening import (
         Splits,
         open_dense,
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
         split_rows,
     )
     from echelon.data.order import Order
-    from echelon.data.readers import detect, read
-    from echelon.data.readers.images import read_tiles
     from echelon.data.shards import (
         Field,
         Manifest,
@@ -39,10 +36,9 @@ if TYPE_CHECKING:
         verify_shards,
         write_shards,
     )
-    from echelon.data.sources import ColumnSource, Subset, as_source
-    from echelon.data.text import tokenise
-    from echelon.data.vocabulary import Vocabulary
-    from echelon.data.windows import WindowSource
+    from echelon.data.sources import ColumnSource, DatasetSource, Subset, WindowSource, as_source
+    from echelon.data.synthetic import ClickOptions, make_clicks
+    from echelon.data.text import Vocabulary, tokenise
 
 __all__ = [
     "ClickOptions",
@@ -79,26 +75,30 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "clicks": ("ClickOptions", "make_clicks"),
-        "datasets": ("DatasetSource",),
-        "draws": ("PositionDraws",),
+        "formats": ("detect", "read"),
+        "formats.images": ("read_tiles",),
         "intervals": ("Intervals",),
         "ledger": ("Ledger",),
-        "loader": ("Loader",),
+        "loader": ("PositionDraws", "Loader"),
         "opening": (
-            *("Splits", "split_rows"),
-            *("open_dense", "open_language", "open_table", "open_text"),
+            "Splits",
+            "split_rows",
+            "open_dense",
+            "open_language",
+            "open_table",
+            "open_text",
         ),
         "order": ("Order",),
-        "readers": ("detect", "read"),
-        "readers.images": ("read_tiles",),
         "shards": (
-            *("Field", "Manifest", "ShardSource"),
-            *("read_manifest", "verify_shards", "write_shards"),
+            "Field",
+            "Manifest",
+            "ShardSource",
+            "read_manifest",
+            "verify_shards",
+            "write_shards",
         ),
-        "sources": ("ColumnSource", "Subset", "as_source"),
-        "text": ("tokenise",),
-        "vocabulary": ("Vocabulary",),
-        "windows": ("WindowSource",),
+        "sources": ("DatasetSource", "ColumnSource", "Subset", "as_source", "WindowSource"),
+        "synthetic": ("ClickOptions", "make_clicks"),
+        "text": ("tokenise", "Vocabulary"),
     },
 )

@@ -1,14 +1,68 @@
-"""Which part of each epoch was consumed, at which version: the proof of exactly-once."""
+"""Who consumed what at which version."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Self
 
-from echelon.core.errors import RunError
+from echelon.core.errors import CheckpointError, RunError
 from echelon.core.types import Lease
-from echelon.data.ledger_epoch import EpochPage, Proof
-from echelon.data.record import Record
+from echelon.data.intervals import Intervals
+
+# --- record ---
+# A stretch of commits: how the ledger tells a journal what it was told.
+
+
+class Record(NamedTuple):
+    """Positions [start, stop) of an epoch, consumed by the updates to versions first … last.
+
+    The updates followed one another and so did their leases, which were all of one size; only the
+    last may have been shorter. Samples that were left out, because their update was not finite,
+    are consumed without an update: they stand between two versions, and `first` is `last` + 1.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def left_out(self) -> bool:
+        return self.last < self.first
+
+    def until(self, version: int, size: int) -> Record | None:
+        """What of it was done at `version`, where leases had `size` samples."""
+        if self.last <= version:
+            return self
+        if version < self.first:
+            return None
+        stop = self.start + (version - self.first + 1) * size
+        return self._replace(stop=min(stop, self.stop), last=version)
+
+    def after(self, version: int, size: int) -> Record | None:
+        """What of it was done after `version`, where leases had `size` samples."""
+        if version < self.first:
+            return self
+        if self.last <= version:
+            return None
+        start = self.start + (version - self.first + 1) * size
+        return self._replace(start=min(start, self.stop), first=version + 1)
+
+
+def after(records: Iterable[Record], version: int, size: int) -> list[Record]:
+    """What of these records came after `version`: the rest is known already."""
+    rest = (record.after(version, size) for record in records)
+    return [record for record in rest if record is not None]
+
+
+# --- ledger ---
+# Which part of each epoch was consumed, at which version: the proof of exactly-once.
 
 _NOTHING = [-1] * len(Record._fields)
 """A record that no commit continues."""
@@ -174,3 +228,99 @@ class Ledger:
         count = page.commit_again(start, stop, version)
         self._note(epoch, start, stop, version, version)
         return LedgerError(f"{count} samples of {lease} are committed a second time")
+
+
+# --- ledger_epoch ---
+# One epoch's page of the ledger.
+
+
+class Proof(NamedTuple):
+    """Of `samples` in an epoch, how many were consumed once, more than once, and never."""
+
+    samples: int
+    once: int
+    twice: int
+    never: int
+
+
+class EpochPage:
+    """Every position is free, out on lease or done; `twice` is the part of done that was redone."""
+
+    __slots__ = ("done", "first", "free", "last", "out", "samples", "twice")
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.free = Intervals([(0, samples)])
+        self.out = Intervals()
+        self.done = Intervals()
+        self.twice = Intervals()
+        self.first: int | None = None
+        self.last: int | None = None
+
+    def commit(self, start: int, stop: int, version: int) -> None:
+        """Record what is no longer free or out on lease."""
+        self.done.add(start, stop)
+        if self.last is None or version > self.last:
+            self.last = version
+        if self.first is None or version < self.first:
+            self.first = version
+
+    def commit_again(self, start: int, stop: int, version: int) -> int:
+        """Record a range of which a part is done already; returns how much of it."""
+        again = self.done.common(start, stop)
+        for first, last in again:
+            self.twice.add(first, last)
+        self.free.remove(start, stop)
+        self.out.remove(start, stop)
+        self.commit(start, stop, version)
+        return sum(last - first for first, last in again)
+
+    def give_back_all(self) -> None:
+        for start, stop in self.out:
+            self.free.add(start, stop)
+        self.out.clear()
+
+    def proof(self) -> Proof:
+        done, twice = self.done.total, self.twice.total
+        return Proof(self.samples, done - twice, twice, self.samples - done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Leases are not part of it: they do not outlive their holders."""
+        return {
+            "versions": [self.first, self.last],
+            "done": [list(pair) for pair in self.done],
+            "twice": [list(pair) for pair in self.twice],
+        }
+
+    @classmethod
+    def restored(cls, samples: int, state: Mapping[str, Any]) -> Self:
+        """The page that `state` was taken of; what was out on lease is free again."""
+        page = cls(samples)
+        page.first, page.last = state["versions"]
+        for start, stop in state["done"]:
+            if not page.free.take(start, stop):
+                raise CheckpointError(
+                    f"the ledger's range [{start}, {stop}) overlaps another or is not within "
+                    f"[0, {samples})"
+                )
+            page.done.add(start, stop)
+        page.twice = Intervals((start, stop) for start, stop in state["twice"])
+        return page
+
+
+# --- split ---
+
+
+def edges(size: int, shares: Sequence[float]) -> list[int]:
+    """Where the parts of `size` samples begin and end: one more number than there are parts.
+
+    Parts differ from their shares by less than one sample, and equal shares are those of a shard.
+    """
+    ends = list(accumulate(shares))
+    whole = ends[-1]
+    return [0, *(int(size * end / whole) for end in ends[:-1]), size]
+
+
+def counts(size: int, shares: Sequence[float]) -> list[int]:
+    """How many of `size` samples each part has."""
+    return [stop - start for start, stop in pairwise(edges(size, shares))]

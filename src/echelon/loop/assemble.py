@@ -22,9 +22,9 @@ from echelon.core.interfaces import (
     Task,
 )
 from echelon.core.types import Numerics, Parallel, Shard
-from echelon.data.datasets import DatasetSource
 from echelon.data.ledger import Ledger
 from echelon.data.loader import Loader
+from echelon.data.sources import DatasetSource
 from echelon.loop.fellows import Fellows
 from echelon.loop.health import LayerHealth
 from echelon.loop.limits import Limits

@@ -9,11 +9,9 @@ from typing import Any
 from echelon.checkpoint import Shelf
 from echelon.core.errors import DataError, RunError, TrainingError
 from echelon.core.types import Lease
-from echelon.data.account import Account
 from echelon.data.intervals import Intervals
 from echelon.data.journal import JOURNAL
-from echelon.data.proof import account
-from echelon.data.replay import Replay, replay
+from echelon.data.proof import Account, Replay, account, replay
 from echelon.loop.assemble import CHECKPOINTS
 
 

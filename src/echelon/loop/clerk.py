@@ -15,9 +15,8 @@ from echelon.core.errors import DataError
 from echelon.core.format import warn
 from echelon.core.types import Lease
 from echelon.data.journal import JOURNAL, Journal, JournalError
-from echelon.data.ledger import Ledger
-from echelon.data.record import Record
-from echelon.data.replay import Replay, replay
+from echelon.data.ledger import Ledger, Record
+from echelon.data.proof import Replay, replay
 
 if TYPE_CHECKING:
     from echelon.loop.run import Run

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from echelon.comm.interface import Collective
 from echelon.core.types import Batch, Column, Sparse
-from echelon.data import column as columns
+from echelon.data import batch as columns
 
 _ROOM = 1 << 14
 

@@ -14,9 +14,9 @@ from echelon.core.errors import DataError, UserError
 from echelon.core.interfaces import Task
 from echelon.core.types import Batch
 from echelon.data import Splits, augment, open_dense, open_language, open_table, open_text
-from echelon.data.opening.dense import TargetKind
-from echelon.data.opening.origin import is_prepared
-from echelon.data.vocabulary import Vocabulary
+from echelon.data.opening.load import is_prepared
+from echelon.data.opening.tasks import TargetKind
+from echelon.data.text import Vocabulary
 from echelon.models import InputFacts, Normalise
 from echelon.models.gpt import GPT
 from echelon.models.registry import model_choice

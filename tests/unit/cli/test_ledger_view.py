@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from echelon.cli.runs import show_ledger
-from echelon.data.account import Account, EpochAccount, Happening
+from echelon.data.proof import Account, EpochAccount, Happening
 
 
 def epoch(number: int, **changed: Any) -> EpochAccount:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.process import interrupts_wait
-from echelon.data.prepare.pool import Workers
+from echelon.data.prepare.workers import Workers
 
 
 def interrupted(done: list[str], error: Exception | None = None) -> None:

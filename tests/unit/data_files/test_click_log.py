@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from echelon.core.config import DataSection
 from echelon.core.errors import DataError
 from echelon.data import ClickOptions, make_clicks, open_dense, open_table
-from echelon.data.clicks import auc
+from echelon.data.synthetic import auc
 
 SMALL = ClickOptions(rows=5000, fields=3, vocabulary=50, numbers=2)
 

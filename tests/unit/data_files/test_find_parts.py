@@ -9,7 +9,7 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.data import write_shards
-from echelon.data.opening.parts import find_parts
+from echelon.data.opening.locate import find_parts
 
 
 def touch(folder: Path, *names: str) -> str:

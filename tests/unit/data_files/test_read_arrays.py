@@ -49,7 +49,7 @@ def test_idx_of_other_types_and_shapes(tmp_path: Path) -> None:
 
 
 def test_idx_comes_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echelon.data.readers.idx._BATCH", 24)
+    monkeypatch.setattr("echelon.data.formats.arrays._BATCH", 24)
     (tmp_path / "a.idx").write_bytes(idx(IMAGES))
     assert [batch.num_rows for batch in read(tmp_path / "a.idx")] == [2, 2, 1]
 
@@ -95,7 +95,7 @@ def test_numpy_files_and_their_parts(tmp_path: Path) -> None:
 
 
 def test_numpy_files_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echelon.data.readers.npy.CHUNK", 24)
+    monkeypatch.setattr("echelon.data.formats.arrays.CHUNK", 24)
     np.save(tmp_path / "a.npy", IMAGES)
     assert [batch.num_rows for batch in read(tmp_path / "a.npy")] == [2, 2, 1]
 

@@ -20,8 +20,8 @@ import pytest
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.data import read, write_shards
+from echelon.data.formats.blocks import read_bytes
 from echelon.data.inspect import inspect
-from echelon.data.readers.stream import read_bytes
 
 
 def table(path: Path, format: str = "auto", **options: Any) -> Any:
@@ -261,7 +261,7 @@ def test_a_process_that_has_read_tables_ends_cleanly(write: Write) -> None:
     """Arrow's threads must not ask for Python's lock while the interpreter goes away."""
     path = write("a.csv", "n,word\n" + "1,x\n" * 2000)
     packed = write("b.csv.gz", gzip.compress(path.read_bytes()))
-    code = f"from echelon.data.readers import read\nfor p in {[str(path), str(packed)] * 4}:"
+    code = f"from echelon.data.formats import read\nfor p in {[str(path), str(packed)] * 4}:"
     ended = subprocess.run(
         [sys.executable, "-c", f"{code}\n    list(read(p))"], capture_output=True, timeout=60
     )

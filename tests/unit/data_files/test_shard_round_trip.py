@@ -17,7 +17,7 @@ from echelon.core.errors import DataError
 from echelon.core.types import Sparse
 from echelon.data import ShardSource, read, write_shards
 from echelon.data.batch import dense
-from echelon.data.shards.schema import DTYPES
+from echelon.data.shards.layout import DTYPES
 
 ROWS = 23
 

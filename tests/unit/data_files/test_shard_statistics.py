@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.types import Sparse
 from echelon.data import write_shards
-from echelon.data.moments import Moments
+from echelon.data.shards.statistics import Moments
 
 
 def figures(folder: Path, column: Any, pieces: int = 3) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
 from echelon.data import Vocabulary, tokenise
-from echelon.data.text import TokenKind, words
-from echelon.data.vocabulary import padded
+from echelon.data.text import TokenKind, padded, words
 
 KINDS: tuple[TokenKind, ...] = ("words", "characters", "bytes")
 

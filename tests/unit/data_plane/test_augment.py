@@ -12,7 +12,7 @@ from echelon.core.errors import TaskError
 from echelon.core.interfaces import Augment
 from echelon.core.types import Batch, Sparse
 from echelon.data.augment import Compose, Crop, Cutout, Flip, Mixup, Normalise, from_section
-from echelon.data.draws import PositionDraws
+from echelon.data.loader import PositionDraws
 
 SHAPES = [(40, 12, 10), (40, 1, 12, 10), (40, 3, 12, 10)]
 ONE_BY_ONE = [Crop(3), Flip(), Cutout(5), Compose([Crop(2), Flip(), Compose([Cutout(3), Flip()])])]

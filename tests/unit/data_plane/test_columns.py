@@ -13,7 +13,7 @@ import torch
 from echelon.core.errors import DataError, TaskError
 from echelon.core.types import Batch, Sparse
 from echelon.data import batch as batches
-from echelon.data import column as columns
+from echelon.data import batch as columns
 
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64]

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from echelon.core.errors import DataError, TaskError
-from echelon.data.datasets import DatasetSource, collated, names, read_all
-from echelon.data.sources import ColumnSource, as_source
+from echelon.data.sources import ColumnSource, DatasetSource, as_source, collated, names, read_all
 
 
 class Listed:

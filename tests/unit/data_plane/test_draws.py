@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.data.draws import OwnDraws, PositionDraws
+from echelon.data.loader import OwnDraws, PositionDraws
 
 POSITIONS = np.arange(1000, 101_000)
 

@@ -10,8 +10,7 @@ import pytest
 
 from echelon.core.errors import CheckpointError, RunError
 from echelon.core.types import Lease
-from echelon.data.ledger import Ledger, LedgerError
-from echelon.data.ledger_epoch import Proof
+from echelon.data.ledger import Ledger, LedgerError, Proof
 
 
 def spans(ledger: Ledger, epoch: int, size: int) -> list[tuple[int, int]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.types import Lease
-from echelon.data.ledger import Ledger, LedgerError
-from echelon.data.record import Record, after
+from echelon.data.ledger import Ledger, LedgerError, Record, after
 
 
 def committed(ledger: Ledger, epoch: int, size: int, version: int, count: int = 10**9) -> int:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from echelon.core.types import Batch, Lease, Shard, Sparse
 from echelon.data import loader as loading
-from echelon.data import prefetch
+from echelon.data import loader as prefetch
 from echelon.data.augment import Compose, Flip, Mixup
-from echelon.data.ledger import Ledger
-from echelon.data.ledger_epoch import Proof
+from echelon.data.ledger import Ledger, Proof
 from echelon.data.loader import Loader, ranges
 from echelon.data.order import Order
 from echelon.data.sources import ColumnSource

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from echelon.core.errors import TaskError
-from echelon.data.augment import Mixup
-from echelon.data.augment.mixup import _beta
-from echelon.data.draws import PositionDraws
+from echelon.data.augment import Mixup, _beta
+from echelon.data.loader import PositionDraws
 
 
 def mixed(x: Tensor, y: Tensor, alpha: float = 0.4) -> dict[str, Tensor]:

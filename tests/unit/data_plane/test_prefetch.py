@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from echelon.data import prefetch
-from echelon.data.prefetch import ahead
+from echelon.data import loader
+from echelon.data.loader import ahead
 
 HELPER = "echelon-prefetch"
 
@@ -20,7 +20,7 @@ HELPER = "echelon-prefetch"
 @pytest.fixture
 def threaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make any work worth a thread; it then starts with the second item."""
-    monkeypatch.setattr(prefetch, "WORTH", -1.0)
+    monkeypatch.setattr(loader, "WORTH", -1.0)
 
 
 def helpers() -> list[threading.Thread]:
@@ -92,7 +92,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(prefetch, "perf_counter", clock)
+    monkeypatch.setattr(loader, "perf_counter", clock)
     return clock
 
 

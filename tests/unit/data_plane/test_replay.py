@@ -12,13 +12,10 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.core.types import Lease, Shard
-from echelon.data.account import Account
 from echelon.data.journal import JOURNAL, Journal
-from echelon.data.ledger import Ledger
+from echelon.data.ledger import Ledger, counts, edges
 from echelon.data.loader import _parts
-from echelon.data.proof import account
-from echelon.data.replay import replay
-from echelon.data.split import counts, edges
+from echelon.data.proof import Account, account, replay
 
 Line = tuple[str, dict[str, Any]]
 

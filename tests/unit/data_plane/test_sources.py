@@ -15,9 +15,8 @@ from torch.utils.data import Subset as TorchSubset
 from echelon.core.errors import DataError, TaskError
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch, Sparse
-from echelon.data.datasets import DatasetSource
 from echelon.data.shards import ShardSource, write_shards
-from echelon.data.sources import ColumnSource, Subset, as_source, chunkable
+from echelon.data.sources import ColumnSource, DatasetSource, Subset, as_source, chunkable
 
 ROWS = torch.tensor([3, 0, 2])
 

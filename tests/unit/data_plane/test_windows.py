@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from echelon.core.errors import DataError
-from echelon.data.windows import WindowSource
+from echelon.data.sources import WindowSource
 
 INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16]
 

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from echelon.data.inspect.distinct import COUNTED, KEPT, Distinct
-from echelon.data.inspect.hashes import LONG, hashed
-from echelon.data.inspect.sample import Sample, record_keys
+from echelon.data.hashing import LONG, hashed
+from echelon.data.inspect.sketches import COUNTED, KEPT, Distinct, Sample, record_keys
 
 TEXTS = ["", "a", "a\0", "\0", "ab", "abcdefgh", "abcdefghi", "é" * 300, "x" * LONG, "x" * 9000]
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from echelon.cli.data import show
 from echelon.core.errors import UserError
 from echelon.data.inspect import inspect, write_html
-from echelon.data.inspect.html.plots import between
+from echelon.data.inspect.html import between
 
 EVIL = '</style><script>alert("1")</script><img src=x onerror=alert(1)>&amp;\x1b[31m'
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echelon.data.inspect.numbers import BARS, SAMPLED, Figures, Numbers
-from echelon.data.inspect.sample import record_keys
+from echelon.data.inspect.sketches import BARS, SAMPLED, Figures, Numbers, record_keys
 
 
 def figures(values: Any, piece: int = 5000) -> Figures:

@@ -10,9 +10,9 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.data.inspect import inspect, verify
-from echelon.data.prepare.prepared import open_prepared
-from echelon.data.prepare.preparing import prepare
-from echelon.data.reshard import reshard
+from echelon.data.prepare import prepare
+from echelon.data.prepare.encoders import open_prepared
+from echelon.data.shards.write import reshard
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.data import write_shards
-from echelon.data.inspect.verify import verify
+from echelon.data.shards.verify import verify
 
 ROWS = 3000
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from echelon.core.types import Lease
-from echelon.data.account import Account
 from echelon.data.journal import JOURNAL, entries
 from echelon.data.ledger import Ledger
-from echelon.data.proof import account
-from echelon.data.replay import replay
+from echelon.data.proof import Account, account, replay
 from echelon.loop import clerk as clerks
 from echelon.loop.clerk import Clerk
 

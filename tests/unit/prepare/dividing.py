@@ -7,22 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from echelon.data.prepare.splits import (
-    FREE,
-    SPLITS,
-    By,
-    Copies,
-    Deal,
-    Dealt,
-    Mixing,
-    Part,
-    Parts,
-    Weights,
-    check_shares,
-    division,
-    folding,
-    train_classes,
-)
+from echelon.data.prepare.deal import Copies, Deal, Dealt, Mixing, Weights, train_classes
+from echelon.data.prepare.ranking import FREE, SPLITS, Part, Parts
+from echelon.data.prepare.splits import By, check_shares, division, folding
 
 SIZE = 317
 

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.config.loading import checked
-from echelon.data.prepare.columns import Columns, Sparse, rows, take_all
-from echelon.data.prepare.feature import Feature
-from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.learnt import Learnt, pack, unpack
+from echelon.data.prepare.recipe import feature_kind
+from echelon.data.prepare.steps import Columns, Feature, Sparse, rows, take_all
+from echelon.data.prepare.workdir import Learnt, pack, unpack
 
 SCRATCH = Path("scratch")
 

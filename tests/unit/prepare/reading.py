@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from echelon.data.prepare.blocks import SIZE, Block, blocks
-from echelon.data.prepare.inputs import Input
-from echelon.data.prepare.parse import Bad, arrow_type, infer, parse
+from echelon.data.formats import Bad, arrow_type, blocks, infer, parse
+from echelon.data.formats.records import SIZE, Block, Input
 
 
 class Result(NamedTuple):

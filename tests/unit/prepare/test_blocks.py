@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare import cutting
-from echelon.data.prepare.blocks import blocks
-from echelon.data.prepare.inputs import Input
+from echelon.data.formats import blocks
+from echelon.data.formats.records import Input
 
 from .reading import collect
 
+cutting = import_module("echelon.data.formats.blocks")  # its package has a function of this name
 SIZES = st.integers(1, 40)
 # What matters to a scanner, far more often than chance would have it.
 PIECES = st.sampled_from(

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 from echelon.core.errors import DataError, MissingExtra
-from echelon.data.prepare.inputs import Input, sources
+from echelon.data.formats.files import sources
+from echelon.data.formats.records import Input
 
 from .reading import collect
 
@@ -130,7 +131,7 @@ def test_nothing_to_read_is_refused() -> None:
 
 
 def test_a_file_that_may_not_be_opened_is_refused(tmp_path: Path) -> None:
-    from echelon.data.prepare.remote import open_binary
+    from echelon.data.formats.remote import open_binary
 
     with pytest.raises(DataError, match="cannot be opened: Is a directory"):
         open_binary(str(tmp_path))

@@ -10,9 +10,9 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.columns import Columns, Ragged, Sparse
 from echelon.data.prepare.features import categories
-from echelon.data.prepare.learnt import pack
+from echelon.data.prepare.steps import Columns, Ragged, Sparse
+from echelon.data.prepare.workdir import pack
 
 from .fitting import dense, encode, feature, fit, learn
 

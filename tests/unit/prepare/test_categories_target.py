@@ -10,9 +10,9 @@ import pytest
 from sklearn.preprocessing import TargetEncoder
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.columns import Columns
-from echelon.data.prepare.features.target import Target
-from echelon.data.prepare.learnt import pack
+from echelon.data.prepare.features.supervised import Target
+from echelon.data.prepare.steps import Columns
+from echelon.data.prepare.workdir import pack
 
 from .fitting import encode, feature, learn
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.data.prepare.clean import minhash, repeats
+from echelon.data.hashing import LONG_TEXT, fingerprints
+from echelon.data.prepare.clean import duplicates
 from echelon.data.prepare.clean.duplicates import Duplicates
-from echelon.data.prepare.clean.fingerprint import LONG, fingerprints
-from echelon.data.prepare.clean.noise import Noise
-from echelon.data.prepare.learnt import pack, unpack
+from echelon.data.prepare.clean.label_noise import Noise
+from echelon.data.prepare.workdir import pack, unpack
 
 CHINESE = "数据的准备是训练的第一步，没有干净的数据就没有好的模型，所以每一条记录都要检查清楚再用"
 WORDS = [f"{a}{b}{c}" for a in "bdfglmprst" for b in "aeiou" for c in ("n", "rk", "ssel", "th")]
@@ -62,7 +62,7 @@ def firsts(rows: list[Any]) -> list[int]:
 def test_the_first_of_equal_records_stays(part: int, rows: list[Any], size: int) -> None:
     plain = [dict(zip(("t", "n", "b"), row, strict=True)) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "PART", part)
+        patch.setattr(duplicates, "PART", part)
         if rows:
             assert found(Duplicates(), plain, size) == firsts(rows)
             assert found(Duplicates(columns=("n",)), plain, size) == firsts([r[1] for r in rows])
@@ -71,7 +71,7 @@ def test_the_first_of_equal_records_stays(part: int, rows: list[Any], size: int)
 def test_records_that_differ_have_different_fingerprints() -> None:
     lots = random.Random(0)
     texts = ["", "\0", "\0\0", *(sentence(lots, n % 60) + str(n) for n in range(4000))]
-    texts += ["x" * LONG, "x" * (LONG + 1), "x" * (LONG + 2)]
+    texts += ["x" * LONG_TEXT, "x" * (LONG_TEXT + 1), "x" * (LONG_TEXT + 2)]
     found = fingerprints([pa.array(texts, pa.large_utf8())])
     assert len({tuple(row) for row in found.tolist()}) == len(texts)
     again = fingerprints([pa.array(["before", *texts], pa.large_utf8()).slice(1)])
@@ -109,7 +109,7 @@ def test_near_duplicates_go_and_others_stay() -> None:
 def test_a_chain_of_near_duplicates_ends_at_its_first(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeats, "PART", part)
+    monkeypatch.setattr(duplicates, "PART", part)
     lots = random.Random(2)
     chain = [sentence(lots)]
     while len(chain) < 6:
@@ -139,10 +139,10 @@ def test_marks_say_how_much_texts_share() -> None:
     lots = random.Random(5)
     texts = [sentence(lots) for _ in range(100)]
     others = [edited(lots, text, at % 12) for at, text in enumerate(texts)]
-    _, left = minhash.sketched(pa.array(texts, pa.large_utf8()), 0.8)
-    _, right = minhash.sketched(pa.array(others, pa.large_utf8()), 0.8)
+    _, left = duplicates.sketched(pa.array(texts, pa.large_utf8()), 0.8)
+    _, right = duplicates.sketched(pa.array(others, pa.large_utf8()), 0.8)
     known = [_shared(a, b) for a, b in zip(texts, others, strict=True)]
-    assert np.abs(minhash.alike(left, right) - known).mean() < 0.04
+    assert np.abs(duplicates.alike(left, right) - known).mean() < 0.04
 
 
 def _shared(a: str, b: str) -> float:
@@ -154,10 +154,10 @@ def _shared(a: str, b: str) -> float:
 
 def test_bands_bring_near_texts_together() -> None:
     for near in (0.5, 0.7, 0.8, 0.9, 0.95):
-        bands, rows = minhash.banding(near)
-        assert bands * rows <= minhash.BINS
+        bands, rows = duplicates.banding(near)
+        assert bands * rows <= duplicates.BINS
         assert 1 - (1 - near**rows) ** bands >= 0.98
-    assert minhash.banding(0.3) == (64, 1)
+    assert duplicates.banding(0.3) == (64, 1)
 
 
 def noisy(rows: int) -> tuple[Any, set[int]]:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.clean import STEPS, step_kind
-from echelon.data.prepare.clean.median import Median
-from echelon.data.prepare.learnt import pack, unpack
-from echelon.data.prepare.step import Cleaned, Step
+from echelon.data.prepare.clean.values import Median
+from echelon.data.prepare.recipe import STEPS, step_kind
+from echelon.data.prepare.steps import Cleaned, Step
+from echelon.data.prepare.workdir import pack, unpack
 
 
 def step(kind: str, **settings: Any) -> Step:

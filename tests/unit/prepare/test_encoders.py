@@ -11,8 +11,8 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.data.prepare import Prepared, open_prepared, prepare
-from echelon.data.prepare.clean import STEPS
 from echelon.data.prepare.encoders import Encoded, Encoders
+from echelon.data.prepare.recipe import STEPS
 
 ROWS = 40
 STEPS_OF: dict[str, list[dict[str, Any]]] = {

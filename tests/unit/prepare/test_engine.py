@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare import Prepared, engine, open_prepared, prepare, shard
-from echelon.data.prepare.watch import Unwatched
+from echelon.data.prepare import Prepared, engine, open_prepared, prepare
+from echelon.data.prepare import write as shard
+from echelon.data.prepare.workers import Unwatched
 from echelon.data.shards import ShardSource, verify_shards
 
 ROWS = 600

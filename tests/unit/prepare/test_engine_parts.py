@@ -15,15 +15,13 @@ import pyarrow as pa
 import pytest
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare import load_recipe, phantom, recipe_from
-from echelon.data.prepare.answers import WorkerError
-from echelon.data.prepare.columns import Ragged, Sparse, rows, take
-from echelon.data.prepare.forms import arrow, formed, joined, part, seen
-from echelon.data.prepare.learnt import load, pack, save, unpack
-from echelon.data.prepare.outline import Outline
-from echelon.data.prepare.pool import Task, Workers
-from echelon.data.prepare.segments import segments
-from echelon.data.shards.schema import arrow_schema
+from echelon.data.prepare import load_recipe, recipe_from, write
+from echelon.data.prepare.outline import Outline, segments
+from echelon.data.prepare.steps import Ragged, Sparse, rows, take
+from echelon.data.prepare.workdir import load, pack, save, unpack
+from echelon.data.prepare.workers import Task, WorkerError, Workers
+from echelon.data.prepare.write import arrow, formed, joined, part, seen
+from echelon.data.shards.layout import arrow_schema
 
 OFFSETS = np.array([0, 2, 2, 5, 6])
 COLUMNS: dict[str, Any] = {
@@ -73,8 +71,8 @@ def test_a_file_is_laid_out_as_arrow_would() -> None:
         stream.write_batch(batch)
     whole = sink.getvalue().to_pybytes()
     entries = {"tokens": 6, "bag": 6, "text": 6}
-    plan = phantom.layout(
-        schema, {field.name: phantom.Lengths(4, entries.get(field.name, 0)) for field in schema}
+    plan = write.layout(
+        schema, {field.name: write.Lengths(4, entries.get(field.name, 0)) for field in schema}
     )
     assert plan.size == len(whole)
     assert all(whole[at : at + len(text)] == text for at, text in plan.frame)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.data.prepare import engine, prepare, preparing, recipe_from, shard
-from echelon.data.prepare.desk import Claim
-from echelon.data.prepare.inputs import sources
+from echelon.data import prepare as preparing
+from echelon.data.formats.files import sources
+from echelon.data.prepare import engine, prepare, recipe_from
+from echelon.data.prepare import write as shard
+from echelon.data.prepare.workdir import Claim
 
 from .test_engine import files
 

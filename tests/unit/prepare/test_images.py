@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.data.prepare import prepare
-from echelon.data.prepare.columns import Columns
+from echelon.data.prepare.steps import Columns
 from echelon.data.shards import ShardSource
 
 from .fitting import encode, feature, fit, learn

@@ -14,8 +14,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.preprocessing import KBinsDiscretizer, MinMaxScaler, StandardScaler
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.columns import Columns, Ragged, Sparse
-from echelon.data.prepare.features import sketch
+from echelon.data.prepare.features import quantiles
+from echelon.data.prepare.steps import Columns, Ragged, Sparse
 
 from .fitting import encode, feature, fit, learn, named, plain
 
@@ -137,7 +137,7 @@ def test_bins_of_few_values_and_of_missing_ones() -> None:
 @settings(max_examples=15)
 def test_quantiles_are_numpys(values: list[int], bins: int) -> None:
     at = np.linspace(0, 1, bins + 1)
-    ours = sketch.quantiles(sketch.summarise(np.array(values, float)), at)
+    ours = quantiles.quantiles(quantiles.summarise(np.array(values, float)), at)
     theirs = np.quantile(values, at, method="averaged_inverted_cdf")
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
@@ -146,16 +146,18 @@ def test_quantiles_are_numpys(values: list[int], bins: int) -> None:
 def test_ranks_of_a_long_stream_are_within_the_bound(
     span: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sketch, "SIZE", 64)
-    monkeypatch.setattr(sketch, "SPAN", span)
+    monkeypatch.setattr(quantiles, "SIZE", 64)
+    monkeypatch.setattr(quantiles, "SPAN", span)
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.lognormal(k / 10, 2, 1000) for k in range(60)])
-    (summary,) = sketch.sketches(sketch.partial([x[i : i + 1000]]) for i in range(0, 60_000, 1000))
+    (summary,) = quantiles.sketches(
+        quantiles.partial([x[i : i + 1000]]) for i in range(0, 60_000, 1000)
+    )
     at = np.linspace(0, 1, 1001)
-    ranks = np.searchsorted(np.sort(x), sketch.quantiles(summary, at)) / len(x)
+    ranks = np.searchsorted(np.sort(x), quantiles.quantiles(summary, at)) / len(x)
     steps = 1 + int(np.ceil(np.log(60) / np.log(span)))
     assert abs(ranks - at).max() <= steps / (2 * 64) + 1e-4
-    assert sketch.quantiles(summary, np.array([0.0, 1.0])).tolist() == [x.min(), x.max()]
+    assert quantiles.quantiles(summary, np.array([0.0, 1.0])).tolist() == [x.min(), x.max()]
     assert summary.counts.sum() == len(x)
 
 

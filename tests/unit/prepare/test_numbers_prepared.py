@@ -14,7 +14,7 @@ from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScale
 
 from echelon.core.types import Sparse
 from echelon.data.prepare import Prepared, engine, prepare
-from echelon.data.prepare.columns import Sparse as Rows
+from echelon.data.prepare.steps import Sparse as Rows
 from echelon.data.shards import ShardSource
 
 from .fitting import dense

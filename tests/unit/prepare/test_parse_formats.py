@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.data import open_dense, read, write_shards
-from echelon.data.opening import frames
-from echelon.data.prepare.inputs import Input
+from echelon.data.formats.records import Input
+from echelon.data.opening import frame
 
 from .reading import collect
 
@@ -371,6 +371,6 @@ def test_a_job_without_preparation_takes_libsvm_as_vectors(
     splits = open_dense(section, 0, target="class")
     assert splits.shape == (4,)
     assert len(splits.train) == 32
-    monkeypatch.setattr(frames, "_MOST_NUMBERS", 100)
+    monkeypatch.setattr(frame, "_MOST_NUMBERS", 100)
     with pytest.raises(DataError, match=r"40 rows of 4 numbers: make shards of it with"):
         open_dense(section, 0, target="class")

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.blocks import blocks
-from echelon.data.prepare.inputs import Input
-from echelon.data.prepare.parse import cells, parse
+from echelon.data.formats import blocks, delimited, parse
+from echelon.data.formats.records import Input
 
 from .reading import collect
 
@@ -291,7 +290,7 @@ def test_lists_and_records_within_json_are_read(tmp_path: Path) -> None:
 def test_rows_longer_than_what_is_parsed_at_a_time_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_CHUNK", 64)
+    monkeypatch.setattr(delimited, "_CHUNK", 64)
     (tmp_path / "a.csv").write_text("a,b\n" + "1," + "x" * 500 + "\n" + "2,y\n3\n")
     result = collect(tmp_path / "a.csv")
     assert result.column("a") == [1, 2]

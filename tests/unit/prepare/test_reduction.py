@@ -13,10 +13,10 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.feature_selection import mutual_info_classif
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.columns import Columns, Ragged, Sparse
-from echelon.data.prepare.features import pca as pca_module
-from echelon.data.prepare.features.bins import binned
-from echelon.data.prepare.learnt import pack
+from echelon.data.prepare.features import projection as pca_module
+from echelon.data.prepare.features.numbers import binned
+from echelon.data.prepare.steps import Columns, Ragged, Sparse
+from echelon.data.prepare.workdir import pack
 
 from .fitting import dense, encode, feature, fit, learn, named
 

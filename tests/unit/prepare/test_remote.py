@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from echelon.core.errors import DataError, MissingExtra, UserError
-from echelon.data.prepare import prepare, reached, remote
-from echelon.data.prepare.inputs import Input, sources
+from echelon.data.formats import remote
+from echelon.data.formats import remote as reached
+from echelon.data.formats.files import sources
+from echelon.data.formats.records import Input
+from echelon.data.formats.remote import Unreachable
+from echelon.data.prepare import prepare
 from echelon.data.prepare.recipe import load_recipe
-from echelon.data.prepare.unreachable import Unreachable
 
 from .reading import collect
 from .serving import Server, serving
@@ -144,7 +147,7 @@ def test_a_worker_that_cannot_reach_a_file_ends_it(folder: Path) -> None:
     with serving(folder) as server:
         url = f"{server.url}/plain/a.parquet"
         block = next(iter(collect(url).blocks))
-    from echelon.data.prepare.parse import parse
+    from echelon.data.formats import parse
 
     with pytest.raises(Unreachable, match=r"a\.parquet: cannot be opened: Connect call failed"):
         parse(block, pa.schema([("n", pa.int64())]))
@@ -162,8 +165,7 @@ def test_an_image_or_text_out_of_reach_is_not_a_bad_one(folder: Path) -> None:
     for kind in ("images", "text"):
         (folder / kind).mkdir()
         (folder / kind / ("1.png" if kind == "images" else "1.txt")).write_bytes(b"x")
-    from echelon.data.prepare.blocks import blocks
-    from echelon.data.prepare.parse import infer, parse
+    from echelon.data.formats import blocks, infer, parse
 
     with serving(folder) as server:
         found = list(blocks([Input(path=f"{server.url}/plain/{k}/") for k in ("images", "text")]))

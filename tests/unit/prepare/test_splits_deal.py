@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.splits import shard_counts
+from echelon.data.prepare.deal import shard_counts
 
 from .dividing import copies, deal, weights
 

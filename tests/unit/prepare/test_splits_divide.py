@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
+from echelon.data.prepare import ranking as table_module
+from echelon.data.prepare.ranking import Table, apportion, smallest, sortable
 from echelon.data.prepare.splits import By
-from echelon.data.prepare.splits import table as table_module
-from echelon.data.prepare.splits.apportion import apportion
-from echelon.data.prepare.splits.nth import smallest, sortable
-from echelon.data.prepare.splits.table import Table
 
 from .dividing import divide
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.splits import FREE, TEST
+from echelon.data.prepare.ranking import FREE, TEST
 
 from .dividing import divide, fold
 

@@ -16,7 +16,7 @@ from echelon.core.errors import ConfigError, DataError
 from echelon.core.interfaces import Task
 from echelon.core.types import Sparse
 from echelon.data.opening.prepared import target_made_of
-from echelon.data.prepare.preparing import prepare
+from echelon.data.prepare import prepare
 from echelon.task.loading import load_task
 from echelon.task.loading import prepare as made_ready
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echelon.core.format import shown
-from echelon.data.inspect.distinct import Count
-from echelon.data.inspect.numbers import Figures
+from echelon.data.inspect.sketches import Count, Figures
 
 _UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
 _TOLD = 5

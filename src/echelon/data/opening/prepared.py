@@ -1,4 +1,6 @@
-"""Prepared data: what `echelon data prepare` has written, and raw records encoded as it was.
+"""Train on prepared shards; encode raw records as the recipe did.
+
+Prepared data: what `echelon data prepare` has written, and raw records encoded as it was.
 
 train/, valid/ (or test/) ──────────────────────▶ shards, read as they are
 new records ─▶ cleaned ─▶ encoded, as learnt ───▶ columns in memory
@@ -6,7 +8,7 @@ new records ─▶ cleaned ─▶ encoded, as learnt ───▶ columns in mem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,18 @@ from echelon.core.errors import ConfigError, DataError, unknown
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
-from echelon.data.opening.frames import Frame
-from echelon.data.opening.origin import PREPARED_KIND, is_prepared, open_origin
-from echelon.data.opening.reading import settings_of, usual_options
-from echelon.data.opening.splits import Splits
-from echelon.data.prepare.columns import Ragged, Sparse, Values
-from echelon.data.prepare.encoders import Encoders
-from echelon.data.prepare.forms import formed
-from echelon.data.prepare.lacking import refuse_lacking
-from echelon.data.prepare.prepared import Prepared, open_prepared
+from echelon.data.formats.records import OPTIONS
+from echelon.data.opening.frame import Frame, Usual
+from echelon.data.opening.load import PREPARED_KIND, Splits, is_prepared, open_origin
+from echelon.data.prepare.encoders import Encoders, Prepared, open_prepared
+from echelon.data.prepare.outline import refuse_lacking
+from echelon.data.prepare.steps import Ragged, Sparse, Values
+from echelon.data.prepare.write import formed
 from echelon.data.shards import Field, ShardSource
-from echelon.data.shards.schema import length_name
+from echelon.data.shards.layout import length_name
 from echelon.data.sources import ColumnSource
+
+# --- prepared ---
 
 _IDLE = ("format", "valid_path", "held_out", "text", "tokens", "vocabulary", "length", "options")
 _HELD_OUT = ("valid", "test")
@@ -234,3 +236,43 @@ def _column(name: str, values: Values) -> Any:
         filled[np.arange(filled.shape[1]) < lengths[:, None]] = values.values
         return filled
     return values
+
+
+# --- reading ---
+# How new records are read for a model of prepared data: as its recipe has read the old ones.
+
+_STORED = "image"
+"""What recipes call images that nobody has decoded yet; one that reads pixels says `x`."""
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By format: what all inputs of a recipe say alike. Where they differ, new records cannot tell
+    which of them they are like."""
+    first, *others = facts["recipe"]["read"]
+    alike = {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
+    formats = sorted({entry["format"] for entry in facts["inputs"]})
+    # Not which columns to read: what is needed is looked for by its name.
+    known = {format: OPTIONS[format] - {"columns"} for format in formats}
+    found = {
+        format: {name: value for name, value in alike.items() if name in known[format]}
+        for format in formats
+    }
+    return {format: settings for format, settings in found.items() if settings}
+
+
+def usual_options(fitted: Mapping[str, Any], needed: Collection[str]) -> Usual:
+    """Options of the readers of records that are to have the columns `needed`."""
+    kept: Mapping[str, Mapping[str, Any]] = fitted.get("reading", {})
+    usual = {format: dict(settings) for format, settings in kept.items()}
+    for format in ("csv", "tsv"):
+        settings = usual.setdefault(format, {})
+        if "names" in settings:  # files with a header of these names will do as well
+            settings.pop("header", None)
+        settings["types"] = dict.fromkeys(fitted["texts"], "string")
+    if _STORED in needed:
+        usual["images"] = {"stored": True}
+    return usual

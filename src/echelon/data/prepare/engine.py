@@ -1,4 +1,6 @@
-"""Preparing data, from the first byte read to the last rename.
+"""The passes in order, resumable.
+
+Preparing data, from the first byte read to the last rename.
 
     blocks ── clean ──┬─ compare ─ clean …       each arrow: a map over all blocks, in any number
                       plan                       of processes, its results taken in block order
@@ -10,31 +12,33 @@ starting it again; what it writes does not depend on who did what, or how often.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from itertools import chain
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
 from echelon.core.process import give_back_freed_memory
-from echelon.data.prepare import learnt as learnt_files
-from echelon.data.prepare.blocks import SIZE, Block, blocks
-from echelon.data.prepare.compare import drop_repeated
-from echelon.data.prepare.desk import Desk
-from echelon.data.prepare.learnt import Learnt, unpack
-from echelon.data.prepare.nothing import nothing_left, nothing_read
-from echelon.data.prepare.parse import infer, refuse_others
-from echelon.data.prepare.passes import LEARNT_FROM
-from echelon.data.prepare.plan import Cleaned, make_plan
-from echelon.data.prepare.pool import Pool, Task
+from echelon.data.formats import blocks, infer, parse, refuse_others
+from echelon.data.formats.records import SIZE, Block
+from echelon.data.prepare import workdir as learnt_files
+from echelon.data.prepare.outline import Segment, comparing
+from echelon.data.prepare.passes import LEARNT_FROM, SCHEMA, Work, block_to, loaded
+from echelon.data.prepare.ranking import SPLITS
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.scatter import STAGE as SCATTER
-from echelon.data.prepare.segments import Segment
-from echelon.data.prepare.splits import SPLITS
-from echelon.data.prepare.watch import Watch
-from echelon.data.prepare.work import SCHEMA, Work, block_to
-from echelon.data.shards.schema import Field, Schema, same_schema
+from echelon.data.prepare.splits import Cleaned, make_plan
+from echelon.data.prepare.workdir import Desk, Learnt, added, unpack
+from echelon.data.prepare.workers import Pool, Task, Watch
+from echelon.data.prepare.write import STAGE as SCATTER
+from echelon.data.shards.layout import Field, Schema, same_schema
+
+# --- engine ---
 
 Facts = dict[str, Any]
 
@@ -291,3 +295,106 @@ class Engine:
         name = f"{what}-{at}"
         learnt_files.save(self.desk.stage("learnt") / f"{name}-{passed}", found)
         self.desk.remember(f"learnt/{name}", passed)
+
+
+# --- compare ---
+# Records that repeat earlier ones, told by where those are.
+
+_OPEN = 32
+
+
+def drop_repeated(work: Work, segment: Segment, stage: str, sizes: Sequence[int]) -> None:
+    """Write for each block the rows that are too many, and why."""
+    assert segment.compares is not None
+    desk = work.desk
+
+    def hashes() -> Iterator[dict[str, Any]]:
+        for number in range(len(sizes)):
+            yield unpack(desk.path(segment.stage, number, "hash").read_bytes())
+
+    found = comparing(work.steps[segment.compares]).duplicates(hashes(), desk.stage("scratch"))
+    places = _Places(work, segment, sizes)
+    desk.stage(stage)
+    start = 0
+    for number, size in enumerate(sizes):
+        earlier = np.asarray(found[start : start + size])
+        rows = np.flatnonzero(earlier >= 0)
+        told = [f"repeats {where}" for where in places.of(earlier[rows])]
+        desk.finish(stage, number, list(zip(rows.tolist(), told, strict=True)))
+        start += size
+    del found
+    desk.clear("scratch")
+
+
+class _Places:
+    """File and line of a record, by its number."""
+
+    def __init__(self, work: Work, segment: Segment, sizes: Sequence[int]) -> None:
+        self._starts = np.array([0, *accumulate(sizes)], np.int64)
+        self._rows = lru_cache(_OPEN)(lambda number: loaded(work.desk, segment.stage, number))
+
+    def of(self, records: NDArray[np.int64]) -> list[str]:
+        blocks = np.searchsorted(self._starts, records, "right") - 1
+        found = []
+        for record, block in zip(records.tolist(), blocks.tolist(), strict=True):
+            file, line = self._rows(block).place(record - int(self._starts[block]))
+            found.append(f"{file}:{line}")
+        return found
+
+
+# --- nothing ---
+# What to say when no record is left: what became of them, and of the first by file and line.
+
+
+def nothing_left(what: str, work: Work) -> DataError:
+    """Nothing is left for `what`: with how many records each step took out, and the first."""
+    counts = _counts(work)
+    told = f"no records are left {what}"
+    if counts:
+        steps = ", ".join(f"{step} {count:,}" for step, count in counts.items())
+        told += f": {sum(counts.values()):,} were taken out ({steps})"
+        told += "".join(f"; the first: {out}" for out in islice(_outs(work), 1))
+    return DataError(told)
+
+
+def nothing_read(seen: Sequence[Block]) -> DataError:
+    """No block says what columns there are: with the first record that cannot be read."""
+    whole = [block for block in seen if block.fault is None]
+    told = next(filter(None, map(_unreadable, whole)), None)
+    told = told or next((f"{b.file}: {b.fault}" for b in seen if b.fault), "the inputs are empty")
+    return DataError(f"there is nothing to prepare: {told}")
+
+
+def _unreadable(block: Block) -> str | None:
+    names = block.source.options.columns or block.names or ()
+    bad = parse(block, pa.schema([(name, pa.large_utf8()) for name in names])).bad
+    count = sum(one.records for one in bad)
+    return f"none of the first {count:,} records can be read; the first: {bad[0]}" if bad else None
+
+
+def _stages(work: Work) -> list[str]:
+    return [*(segment.stage for segment in work.segments), SCATTER]
+
+
+def _counts(work: Work) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for stage in _stages(work):
+        for facts in work.desk.recall(stage) or ():
+            added(found, facts["out"])
+    return {step: count for step, count in found.items() if count}
+
+
+def _outs(work: Work) -> Iterator[str]:
+    """The first of each step of each block, in the order that the quarantine would have."""
+    for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
+        for stage in _stages(work):
+            path = work.desk.path(stage, number, "jsonl")
+            if path.exists():
+                yield from _first(path)
+
+
+def _first(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        for line in islice(file, 1):
+            out = json.loads(line)
+            yield f"{out['file']}:{out['line']}: {out['reason']}"

@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
-from echelon.data.described import sealed
-from echelon.data.prepare import learnt
-from echelon.data.prepare.desk import Desk
+from echelon.data.formats.blocks import DAMAGED
+from echelon.data.formats.records import Source
+from echelon.data.prepare import workdir
+from echelon.data.prepare.encoders import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
 from echelon.data.prepare.engine import Engine
-from echelon.data.prepare.inputs import Source
-from echelon.data.prepare.learnt import unpack
-from echelon.data.prepare.prepared import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
-from echelon.data.prepare.quarantine import FILE as UNREAD
-from echelon.data.prepare.quarantine import READ, added
-from echelon.data.prepare.scatter import STAGE as SCATTER
-from echelon.data.prepare.shard import OUT, name_of
-from echelon.data.prepare.splits import SPLITS
-from echelon.data.prepare.unpack import DAMAGED
-from echelon.data.prepare.work import Work
-from echelon.data.shards.manifest import MANIFEST, Manifest, ShardEntry
-from echelon.data.shards.schema import Field
+from echelon.data.prepare.passes import Work
+from echelon.data.prepare.ranking import SPLITS
+from echelon.data.prepare.workdir import FILE as UNREAD
+from echelon.data.prepare.workdir import READ, Desk, added, unpack
+from echelon.data.prepare.write import OUT, name_of
+from echelon.data.prepare.write import STAGE as SCATTER
+from echelon.data.shards.layout import MANIFEST, Field, Manifest, ShardEntry, sealed
 from echelon.data.shards.statistics import Statistics
 
 _PIECE = 1 << 20
@@ -117,7 +113,7 @@ def _learnt(work: Work, out: Path) -> list[Path]:
         for at in range(len(rows)):
             known = work.learnt_of(what, at)
             if known:
-                learnt.save(out / LEARNT / f"{what}-{at}", known)
+                workdir.save(out / LEARNT / f"{what}-{at}", known)
     files = sorted(path for path in (out / LEARNT).rglob("*") if path.is_file())
     for path in files:
         _sync(path)

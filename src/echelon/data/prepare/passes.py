@@ -1,27 +1,30 @@
-"""What a worker does with a block of records: clean it, look at it."""
+"""What a worker does with a block."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from echelon.data.prepare import keys, quarantine
-from echelon.data.prepare.columns import RECORD, SPLIT, Columns, take_all
-from echelon.data.prepare.desk import Desk
-from echelon.data.prepare.learnt import Learnt, pack, unpack
-from echelon.data.prepare.parse import parse
-from echelon.data.prepare.quarantine import Out
-from echelon.data.prepare.segments import Segment, comparing
+from echelon.data.formats import parse
+from echelon.data.formats.records import Block, Input, Source
+from echelon.data.prepare import outline, workdir
+from echelon.data.prepare.deal import Mixing
+from echelon.data.prepare.outline import Outline, Segment, comparing, segments
+from echelon.data.prepare.recipe import Recipe
+from echelon.data.prepare.steps import RECORD, SPLIT, Columns, rows, take_all
+from echelon.data.prepare.workdir import Desk, Learnt, Out, pack, unpack
 
-if TYPE_CHECKING:
-    from echelon.data.prepare.blocks import Block
-    from echelon.data.prepare.work import Work
+# --- passes ---
+# What a worker does with a block of records: clean it, look at it.
 
 LINES = "\x00line"
 """The column of a kept block that says where its records come from."""
@@ -62,7 +65,7 @@ class Rows:
         self.batch = batch
 
     def _note(self, rows: list[tuple[int, str]], step: str) -> NDArray[np.bool_]:
-        self.outs += quarantine.told(self.place, self.batch, rows, step)
+        self.outs += workdir.told(self.place, self.batch, rows, step)
         stays = np.ones(len(self.lines), np.bool_)
         stays[[row for row, _ in rows]] = False
         self.lines = self.lines[stays]
@@ -77,35 +80,35 @@ def clean_block(
     read, bad = 0, ""
     if block is not None:
         parsed = parse(block, work.schema)
-        step = quarantine.READ if block.fault is None else quarantine.FILE
+        step = workdir.READ if block.fault is None else workdir.FILE
         outs = [
-            Out(bad.file, bad.line, bad.reason, quarantine.cut(bad.text), step, bad.records)
+            Out(bad.file, bad.line, bad.reason, workdir.cut(bad.text), step, bad.records)
             for bad in parsed.bad
         ]
         members = [name for name, _ in block.members]
         rows = Rows(block.file, parsed.batch, parsed.lines, members, block.record, outs)
         read = parsed.batch.num_rows + sum(bad.records for bad in parsed.bad)
-        bad = next(quarantine.first(outs), "")
+        bad = next(workdir.first(outs), "")
     else:
         rows = left(work, segment.number, number)
     for at in range(segment.start, segment.stop):
         _step(work, at, rows)
     if segment.last:
-        rows.drop(keys.without_key(rows.batch, keys.required(work.recipe)), "split")
+        rows.drop(outline.without_key(rows.batch, outline.required(work.recipe)), "split")
     _partials(work, segment, number, rows.batch, split)
     size = rows.batch.nbytes
     if segment.last:
         rows.batch = _numbered(rows.batch, work.outline.categories)
     save(desk.path(segment.stage, number, "arrow"), rows)
-    desk.put(desk.path(segment.stage, number, "jsonl"), quarantine.text_of(rows.outs))
-    desk.put(desk.path(segment.stage, number, "noted"), quarantine.text_of(rows.noted))
+    desk.put(desk.path(segment.stage, number, "jsonl"), workdir.text_of(rows.outs))
+    desk.put(desk.path(segment.stage, number, "noted"), workdir.text_of(rows.noted))
     return {
         "file": rows.file,
         "read": read,
         "rows": rows.batch.num_rows,
         "bytes": size,
-        "out": quarantine.counted(rows.outs),
-        "noted": quarantine.counted(rows.noted),
+        "out": workdir.counted(rows.outs),
+        "noted": workdir.counted(rows.noted),
         "counts": rows.counts,
         "bad": bad,
         "fault": block.fault if block is not None else None,
@@ -126,9 +129,9 @@ def _step(work: Work, at: int, rows: Rows) -> None:
     step = work.steps[at]
     name = f"clean.{at} {step.kind}"
     done = step.clean(rows.batch, work.learnt_of("clean", at))
-    rows.noted += quarantine.told(rows.place, rows.batch, done.noted, name)
+    rows.noted += workdir.told(rows.place, rows.batch, done.noted, name)
     rows.become(done.block, done.dropped, name)
-    quarantine.added(rows.counts, {f"{name}: {what}": n for what, n in done.counts.items() if n})
+    workdir.added(rows.counts, {f"{name}: {what}": n for what, n in done.counts.items() if n})
 
 
 def _partials(
@@ -144,7 +147,7 @@ def _partials(
         desk.put(desk.path(segment.stage, number, "hash"), pack(found))
     if segment.last:
         by = work.recipe.split.by if work.recipe.split is not None else None
-        found = keys.keys(batch, work.outline.keys, by, work.outline.texts)
+        found = outline.keys(batch, work.outline.keys, by, work.outline.texts)
         desk.put(desk.path(segment.stage, number, "keys"), pack(found))
 
 
@@ -217,3 +220,112 @@ def loaded(desk: Desk, stage: str, number: int) -> Rows:
     lines = batch.column(LINES).to_numpy()
     plain = batch.drop_columns([LINES]).replace_schema_metadata(None)
     return Rows(file, plain, lines, members, first)
+
+
+# --- work ---
+# What a worker knows, and how it does a task it is given.
+
+SCHEMA = "schema.arrow"
+
+
+def one_thread() -> None:
+    """In a worker Arrow does its work where it is called, and keeps memory as all else does: its
+    own allocators give back far more than they keep."""
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+class Work:
+    """The recipe, the desk, and what was learnt so far."""
+
+    def __init__(self, setting: Mapping[str, Any]) -> None:
+        self.recipe = Recipe.model_validate(setting["recipe"])
+        self.desk = Desk(Path(setting["desk"]))
+        self.steps = self.recipe.steps()
+        self.features = self.recipe.made()
+        self.segments = segments(self.steps)
+        self._learnt: dict[str, Learnt] = {}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """What is read: it is known by the first task."""
+        return pa.ipc.read_schema(pa.py_buffer((self.desk.root / SCHEMA).read_bytes()))
+
+    @cached_property
+    def outline(self) -> Outline:
+        return Outline(self.recipe, self.schema, self.steps, self.features)
+
+    @cached_property
+    def mixing(self) -> Mixing:
+        """Known once there is a plan."""
+        plan = self.desk.recall("plan")
+        assert plan is not None, "planned before"
+        return Mixing(plan["written"], plan["shards"], self.recipe.seed)
+
+    def learnt_of(self, what: str, at: int) -> Learnt:
+        """What a step or a feature has learnt up to now; kept, unless there is something newer."""
+        name = f"{what}-{at}"
+        passed = self.desk.recall(f"learnt/{name}")
+        if passed is None:
+            return {}
+        key = f"{name}/{passed}"
+        if key not in self._learnt:
+            self._learnt[key] = workdir.load(self.desk.root / "learnt" / key.replace("/", "-"))
+        return self._learnt[key]
+
+    def visible(self, block: Columns, targets: set[int]) -> dict[int, Columns]:
+        """The columns that each of these features sees: raw ones, and those made before it."""
+        needed = self.outline.ancestors(targets)
+        columns = dict(block)
+        found: dict[int, Columns] = {}
+        for at, feature in enumerate(self.features):
+            if at in targets:
+                found[at] = dict(columns)
+            if at in needed:
+                known = self.learnt_of("feature", at)
+                gone = feature.refused(columns, known)
+                if gone:
+                    columns = take_all(columns, stays(columns, gone))
+                columns |= feature.encode(columns, known)
+        return found
+
+
+def stays(columns: Columns, gone: Mapping[int, str]) -> Any:
+    """The rows that are not gone."""
+    left = np.ones(rows(next(iter(columns.values()))), np.bool_)
+    left[list(gone)] = False
+    return np.flatnonzero(left)
+
+
+def block_to(block: Block) -> dict[str, Any]:
+    """A block as plain values, without its bytes."""
+    source = block.source
+    plain = {
+        field.name: getattr(block, field.name)
+        for field in dataclasses.fields(Block)
+        if field.name not in ("source", "data")
+    }
+    origin = {
+        field.name: getattr(source, field.name)
+        for field in dataclasses.fields(Source)
+        if field.name != "options"
+    }
+    options = source.options.model_dump(mode="json", exclude_unset=True)
+    return plain | {"source": origin, "options": options, "bytes": block.data is not None}
+
+
+def block_from(plain: Mapping[str, Any], data: memoryview) -> Block:
+    """What `block_to` was given."""
+    values = dict(plain)
+    options = Input.model_validate(values.pop("options"))
+    source = Source(**values.pop("source"), options=options)
+    names, members = values.pop("names"), values.pop("members")
+    has_bytes = values.pop("bytes")
+    return Block(
+        **values,
+        source=source,
+        names=None if names is None else tuple(names),
+        members=tuple((name, label) for name, label in members),
+        data=bytes(data) if has_bytes else None,
+    )

@@ -14,11 +14,8 @@ from pydantic import Field, model_validator
 from echelon.core.config.loading import Document, checked, overridden, read_document
 from echelon.core.config.sections import Contradiction, Section, SettingError
 from echelon.core.errors import ConfigError, KeyPath, unknown
-from echelon.data.prepare.clean import step_kind
-from echelon.data.prepare.feature import Feature
-from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.inputs import Input
-from echelon.data.prepare.step import Step
+from echelon.data.formats.records import Input
+from echelon.data.prepare.steps import Feature, Step, chosen
 
 Kinds = tuple[dict[str, Any], ...]
 SPLITS = ("train", "valid", "test")
@@ -272,3 +269,66 @@ def _checked_kinds(recipe: Recipe) -> None:
     recipe.made()
     if not recipe.features and not recipe.keep:
         raise ConfigError("nothing would be written: name features or columns to keep", ())
+
+
+# --- clean ---
+
+_CLEAN = "echelon.data.prepare.clean"
+
+
+STEPS: Mapping[str, str] = {
+    "text": f"{_CLEAN}.values:Text",
+    "length": f"{_CLEAN}.values:Length",
+    "missing": f"{_CLEAN}.values:Missing",
+    "range": f"{_CLEAN}.values:Range",
+    "types": f"{_CLEAN}.values:Types",
+    "duplicates": f"{_CLEAN}.duplicates:Duplicates",
+    "noise": f"{_CLEAN}.label_noise:Noise",
+}
+"""Kind → `module:Class`."""
+
+
+def step_kind(kind: str) -> type[Step]:
+    """The class of a kind of step."""
+    found: type[Step] = chosen("kind of cleaning", kind, STEPS)
+    return found
+
+
+# --- features ---
+
+_FEATURES = "echelon.data.prepare.features"
+
+
+_TEXT = "echelon.data.prepare.text"
+
+
+FEATURES: Mapping[str, str] = {
+    "classes": f"{_FEATURES}.categories:Classes",
+    "standardise": f"{_FEATURES}.numbers:Standardise",
+    "min_max": f"{_FEATURES}.numbers:MinMax",
+    "bins": f"{_FEATURES}.numbers:Bins",
+    "one_hot": f"{_FEATURES}.categories:OneHot",
+    "hashed": f"{_FEATURES}.categories:Hashed",
+    "target": f"{_FEATURES}.supervised:Target",
+    "cross": f"{_FEATURES}.categories:Cross",
+    "join": f"{_FEATURES}.join:Join",
+    "sparse": f"{_FEATURES}.join:SparseRows",
+    "pca": f"{_FEATURES}.projection:PCA",
+    "svd": f"{_FEATURES}.projection:SVD",
+    "select": f"{_FEATURES}.supervised:Select",
+    "image": f"{_FEATURES}.images:Image",
+    "tokens": f"{_TEXT}.encode:TokenIds",
+    "one_hot_text": f"{_TEXT}.encode:OneHotText",
+    "bag": f"{_TEXT}.encode:Bag",
+    "tfidf": f"{_TEXT}.encode:Tfidf",
+    "hashed_text": f"{_TEXT}.encode:HashedText",
+    "word2vec": f"{_TEXT}.embeddings:Word2Vec",
+    "sentences": f"{_TEXT}.embeddings:Sentences",
+}
+"""Kind → `module:Class`."""
+
+
+def feature_kind(kind: str) -> type[Feature]:
+    """The class of a kind of feature."""
+    found: type[Feature] = chosen("kind of feature", kind, FEATURES)
+    return found

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from echelon.core.process import lazily
 
 if TYPE_CHECKING:
-    from echelon.data.shards.manifest import Manifest, ShardEntry, read_manifest
-    from echelon.data.shards.schema import Field, Schema
-    from echelon.data.shards.source import ShardSource, verify_shards
+    from echelon.data.shards.layout import Field, Manifest, Schema, ShardEntry, read_manifest
+    from echelon.data.shards.read import ShardSource, verify_shards
     from echelon.data.shards.write import write_shards
 
 __all__ = [
@@ -26,9 +25,8 @@ __all__ = [
 __getattr__ = lazily(  # who only writes shards does without torch
     __name__,
     {
-        "manifest": ("Manifest", "ShardEntry", "read_manifest"),
-        "schema": ("Field", "Schema"),
-        "source": ("ShardSource", "verify_shards"),
+        "layout": ("Manifest", "ShardEntry", "read_manifest", "Field", "Schema"),
+        "read": ("ShardSource", "verify_shards"),
         "write": ("write_shards",),
     },
 )

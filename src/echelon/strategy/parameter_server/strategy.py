@@ -19,8 +19,8 @@ from echelon.comm.servers.outcome import Outcome
 from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
 from echelon.core.interfaces import Inspector
 from echelon.core.types import Ask, Batch, Lease, Stats, Update
+from echelon.data.ledger import edges
 from echelon.data.sources import as_source
-from echelon.data.split import edges
 from echelon.strategy.agree import agree
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.fault import blame

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from echelon.core.interfaces import Task
 from echelon.core.types import Batch
 from echelon.data.batch import to_device
-from echelon.data.draws import PositionDraws
+from echelon.data.loader import PositionDraws
 
 _SAMPLES = 2
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from echelon.core.config.loading import checked
-from echelon.data.prepare.feature import Feature
-from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.learnt import Learnt, load, pack, save, unpack
+from echelon.data.prepare.recipe import feature_kind
+from echelon.data.prepare.steps import Feature
+from echelon.data.prepare.workdir import Learnt, load, pack, save, unpack
 
 Block = Mapping[str, Any]
 Fitted = tuple[Feature, Learnt]

@@ -12,10 +12,10 @@ from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, MissingExtra
-from echelon.data.prepare.columns import Ragged
-from echelon.data.prepare.features import feature_kind
+from echelon.data.prepare.recipe import feature_kind
+from echelon.data.prepare.steps import Ragged
 from echelon.data.prepare.text import bpe
-from echelon.data.vocabulary import Vocabulary
+from echelon.data.text import Vocabulary
 
 
 def test_ids_are_those_of_a_job_without_preparation(fit: Fit, reviews: Block) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import DataError, MissingExtra
-from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.text import sentences
+from echelon.data.prepare.recipe import feature_kind
+from echelon.data.prepare.text import embeddings
 
 TEXTS = ["a good film", "bad", None, "a film that is so long that it has to be cut somewhere"]
 WORDS = ["a", "good", "film", "bad", "that", "is", "so", "long", "it", "has", "to", "be", "cut"]
@@ -77,7 +77,7 @@ def test_a_folder_without_a_model_is_refused(folder: Path, tmp_path: Path) -> No
 
 
 def test_it_needs_an_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sentences._loaded.cache_clear()
+    embeddings._loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtra, match=r"'sentences' needs an extra: .*transformers"):
         feature(folder).encode({"text": pa.array(["a"])}, {})

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.errors import ConfigError
-from echelon.data.prepare.columns import Columns, Sparse
+from echelon.data.prepare.steps import Columns, Sparse
 from echelon.data.text import WORD
 
 

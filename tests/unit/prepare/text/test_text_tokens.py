@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from echelon.core.errors import MissingExtra
-from echelon.data.prepare.text import flat
-from echelon.data.prepare.text.tokenise import By, tokenise
-from echelon.data.prepare.text.tokens import Tokens
+from echelon.data.prepare.text import tokenise as flat
+from echelon.data.prepare.text.tokenise import By, Tokens, tokenise
 from echelon.data.text import WORD, words
 
 SIGNS = "ab1２٣.,''’_ \n-é中ΣİX5。　\t\r…𝒳🙂"

@@ -16,9 +16,11 @@ from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.features import feature_kind
-from echelon.data.prepare.text import count, factors, spill
-from echelon.data.prepare.text.factors import Spool
+from echelon.data.prepare.recipe import feature_kind
+from echelon.data.prepare.text import counts as count
+from echelon.data.prepare.text import counts as spill
+from echelon.data.prepare.text import vocabulary as factors
+from echelon.data.prepare.text.vocabulary import Spool
 from echelon.data.text import WORD
 
 
@@ -141,7 +143,7 @@ def test_nmf_is_that_of_scikit_learn_wherever_texts_are_cut(
         model.fit(counts)
     monkeypatch.setattr(factors, "_PASSES", range(50, 51))
     for batch, cuts in ((4096, ()), (64, (10, 10, 211))):
-        monkeypatch.setattr(factors, "_BATCH", batch)
+        monkeypatch.setattr(factors, "_FACTORS_BATCH", batch)
         spool = spooled(tmp_path / f"{batch}", counts, *cuts)
         found = factors.topics_of(spool, 80, 5, 3, tmp_path)
         np.testing.assert_allclose(found, model.components_, rtol=0, atol=1e-8)

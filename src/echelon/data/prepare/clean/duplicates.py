@@ -1,21 +1,26 @@
-"""Records that are there before, exactly or nearly: of those alike the first stays."""
+"""Exact and near duplicates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import Field
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.clean import minhash
-from echelon.data.prepare.clean.fingerprint import fingerprints
-from echelon.data.prepare.clean.repeats import Links, Numbers, Shelf, met
-from echelon.data.prepare.step import Step, is_text
+from echelon.core.hashing import key, keys, words
+from echelon.data.hashing import fingerprints
+from echelon.data.prepare.steps import Step, is_text
+
+# --- duplicates ---
+# Records that are there before, exactly or nearly: of those alike the first stays.
 
 _PAIRS = 1 << 14
 """Pairs compared at a time."""
@@ -51,7 +56,7 @@ class Duplicates(Step):
             return {"exact": fingerprints(chosen)}
         texts = [column for column in chosen if is_text(column.type)]
         others = [column for column in chosen if not is_text(column.type)]
-        bands, marks = minhash.sketched(_joined(texts), self.near)
+        bands, marks = sketched(_joined(texts), self.near)
         if others:  # what is no text must be the same
             bands ^= (fingerprints(others)[:, :1] >> np.uint64(32)).astype(np.uint32)
         return {"bands": bands, "marks": marks}
@@ -83,9 +88,9 @@ def _exact(keys: Iterable[Mapping[str, Any]], scratch: Path) -> Numbers:
 
 
 def _near(keys: Iterable[Mapping[str, Any]], scratch: Path, near: float) -> Numbers:
-    count, _ = minhash.banding(near)
+    count, _ = banding(near)
     bands = [Shelf(scratch / f"band-{band}", np.uint32) for band in range(count)]
-    marks = Shelf(scratch / "marks", np.uint8, minhash.BINS)
+    marks = Shelf(scratch / "marks", np.uint8, BINS)
     for one in keys:
         marks.add(one["marks"])
         for band, shelf in enumerate(bands):
@@ -107,6 +112,252 @@ def _join_alike(links: Links, marks: Shelf, left: Numbers, right: Numbers, near:
         a, b = a[new], b[new]
         if not len(a):
             continue
-        near_enough = minhash.alike(*marks.taken(a, b)) >= near
+        near_enough = alike(*marks.taken(a, b)) >= near
         if near_enough.any():
             links.join(a[near_enough], b[near_enough])
+
+
+# --- minhash ---
+# Signatures that say how alike two texts are, and keys that bring those alike together.
+#
+# A text is the set of its shingles: runs of five characters, case and blanks aside. One hash per
+# shingle falls into one of 128 bins, and of each bin the smallest counts; the chance that two
+# texts agree in a bin is the part of their shingles that they share (Jaccard). Bins without a
+# shingle borrow from others that have one, chosen alike for all texts.
+
+BINS = 128
+SHINGLE = 5
+_PIECE = 1 << 17
+"""Bytes at a time: what is made of them stays in the processor's cache."""
+_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ROUND, _BAND, _SHINGLE = (key(0x5417, part) for part in range(3))
+_EMPTY = np.uint64(key(0x5417, 3))
+_BIN_BITS = BINS.bit_length() - 1
+_POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHINGLE, dtype=np.uint64)
+_PAD = "\0" * SHINGLE
+
+
+def banding(near: float) -> tuple[int, int]:
+    """Bands and bins per band, so that texts `near` each other meet with a chance of 98 %.
+
+    The more bins a band has, the fewer texts meet that are not alike.
+    """
+    for rows in range(BINS // 2, 1, -1):
+        bands = min(BINS // rows, 32)
+        if 1 - (1 - near**rows) ** bands >= 0.98:
+            return bands, rows
+    return 64, 1
+
+
+def sketched(text: Any, near: float) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Keys [rows, bands]: texts that share one are to be compared; marks [rows, BINS] for that."""
+    plain = text.fill_null("")
+    ends = np.cumsum(pc.binary_length(plain).to_numpy(zero_copy_only=False).astype(np.int64))
+    found = []
+    start = 0
+    while start < len(plain):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _PIECE, side="right")))
+        signs = signatures(plain[start:stop].to_pylist())
+        found.append((_bands(signs, near), (signs & np.uint64(0xFF)).astype(np.uint8)))
+        start = stop
+    if not found:
+        return np.zeros((0, banding(near)[0]), np.uint32), np.zeros((0, BINS), np.uint8)
+    codes, marks = zip(*found, strict=True)
+    return np.concatenate(codes), np.concatenate(marks)
+
+
+def signatures(texts: list[str]) -> NDArray[np.uint64]:
+    """[rows, BINS]: of each bin the smallest hash."""
+    points, row = characters(texts)
+    hashes = points.astype(np.uint64)
+    for place in range(1, SHINGLE):
+        hashes[:-place] += points[place:] * _POWERS[place]
+    # A shingle may run over its text's end into the zeros behind it, but into no other text.
+    at = np.flatnonzero(points)
+    hashes = words(hashes[at], _SHINGLE)
+    bins = row[at] * BINS
+    bins += (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.int64)
+    out = np.full(len(texts) * BINS, _NONE, np.uint64)
+    np.minimum.at(out, bins, hashes)
+    return _filled(out.reshape(len(texts), BINS))
+
+
+def characters(texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The characters of all texts with zeros behind each, and which text they belong to."""
+    whole = _PAD.join(texts) + _PAD
+    if whole.count("\0") != SHINGLE * len(texts):
+        whole = _PAD.join([text.replace("\0", " ") for text in texts]) + _PAD
+    points = np.frombuffer(whole.lower().encode("utf-32-le"), np.uint32).copy()
+    blank = (points <= 32) & (points > 0)
+    blank |= (points == 0xA0) | (points == 0x3000)
+    points[blank] = 32
+    blank[1:] &= blank[:-1]
+    blank[0] = False
+    points = points[~blank]
+    return points, np.cumsum(points == 0) // SHINGLE
+
+
+def _filled(signs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Bins without a shingle borrow of others, tried in an order that is the same for all texts."""
+    has = signs != _NONE
+    signs[~has.any(1)] = _EMPTY  # texts with nothing in them are alike
+    rows, bins = np.nonzero(~has & has.any(1)[:, None])
+    for lenders in _lenders():
+        if not len(rows):
+            break
+        lender = lenders[bins]
+        found = has[rows, lender]
+        signs[rows[found], bins[found]] = signs[rows[found], lender[found]]
+        rows, bins = rows[~found], bins[~found]
+    return signs
+
+
+@lru_cache
+def _lenders() -> tuple[NDArray[np.int64], ...]:
+    """Whom each bin asks first, second, …: at random for a while, then all one after the other."""
+    own = np.arange(BINS)
+    drawn = [(keys(BINS, _ROUND, turn) % np.uint64(BINS)).astype(np.int64) for turn in range(32)]
+    return (*drawn, *((own + step) % BINS for step in range(1, BINS)))
+
+
+def _bands(signs: NDArray[np.uint64], near: float) -> NDArray[np.uint32]:
+    count, rows = banding(near)
+    out = np.empty((len(signs), count), np.uint32)
+    for band in range(count):
+        state = np.full(len(signs), band, np.uint64)
+        for place in range(band * rows, (band + 1) * rows):
+            state = words(state ^ signs[:, place], _BAND)
+        out[:, band] = (state >> np.uint64(32)).astype(np.uint32)
+    return out
+
+
+def alike(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The part of their shingles that texts share, by their marks.
+
+    Bytes of bins that differ agree by chance in one of 256 cases, which is taken off.
+    """
+    agree: NDArray[np.float64] = (left == right).mean(1)
+    return np.maximum(0.0, (agree - 1 / 256) / (1 - 1 / 256))
+
+
+# --- repeats ---
+# Which records repeat an earlier one, out of keys that lie on disk.
+#
+# Keys of all records are compared one column at a time, and of a large one a part of their range
+# at a time, so memory does not grow with the number of records.
+
+PART = 2_000_000
+"""Records sorted at a time, about."""
+_READ = 1 << 20
+Numbers = NDArray[np.int64]
+
+
+class Shelf:
+    """One array on disk that grows row by row."""
+
+    def __init__(self, path: Path, dtype: Any, width: int = 1) -> None:
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._width = width
+        self.rows = 0
+        path.write_bytes(b"")
+
+    def add(self, rows: NDArray[Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(np.ascontiguousarray(rows, self._dtype).tobytes())
+        self.rows += len(rows)
+
+    def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Where each piece begins, and its rows."""
+        size = self._dtype.itemsize * self._width
+        with self._path.open("rb") as file:
+            at = 0
+            while data := file.read(_READ * size):
+                piece = np.frombuffer(data, self._dtype).reshape(-1, self._width)
+                yield at, piece
+                at += len(piece)
+
+    def taken(self, *chosen: Numbers) -> list[NDArray[Any]]:
+        """Some rows. Pages of the file that were read for it do not stay in memory."""
+        size = self.rows * self._width * self._dtype.itemsize
+        with self._path.open("rb") as file, mmap(file.fileno(), size, access=ACCESS_READ) as whole:
+            rows = np.frombuffer(whole, self._dtype).reshape(self.rows, self._width)
+            found = [rows[numbers] for numbers in chosen]
+            del rows  # a map that is looked at cannot be closed
+        return found
+
+
+def met(shelf: Shelf) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+    """Records with a key that an earlier one has; the first with that key, and the last before.
+
+    Keys spread evenly: a part of their range is about that part of the records.
+    """
+    parts = max(1, -(-shelf.rows // PART))
+    for part in range(parts):
+        numbers, keys = _chosen(shelf, part, parts)
+        order = np.lexsort((numbers, *keys.T[::-1]))
+        numbers, keys = numbers[order], keys[order]
+        same = (keys[1:] == keys[:-1]).all(1)
+        if not same.any():
+            continue
+        heads = np.flatnonzero(np.concatenate([[True], ~same]))
+        leaders = np.repeat(numbers[heads], np.diff(np.append(heads, len(numbers))))
+        yield numbers[1:][same], leaders[1:][same], numbers[:-1][same]
+
+
+def _chosen(shelf: Shelf, part: int, parts: int) -> tuple[Numbers, NDArray[Any]]:
+    """Records whose key lies in this part of the range."""
+    numbers, keys = [], []
+    for at, piece in shelf.pieces():
+        top = np.iinfo(piece.dtype).bits
+        where = ((piece[:, 0] >> (top - 16)).astype(np.int64) * parts) >> 16
+        rows = np.flatnonzero(where == part)
+        numbers.append(rows + at)
+        keys.append(piece[rows])
+    if not numbers:
+        return np.zeros(0, np.int64), np.zeros((0, 1), np.uint64)
+    return np.concatenate(numbers), np.concatenate(keys)
+
+
+class Links:
+    """Which records belong together, and which of them is the first: an array on disk."""
+
+    def __init__(self, count: int, path: Path) -> None:
+        self.first: Numbers = np.zeros(0, np.int64)
+        if count:
+            self.first = np.memmap(path, np.int64, "w+", shape=(count,))
+            self.first[:] = -1
+
+    def roots(self, numbers: Numbers) -> Numbers:
+        """The first record of each one's group, as far as it is known."""
+        while True:
+            above = self.first[numbers]
+            if (above < 0).all():
+                return numbers
+            numbers = np.where(above < 0, numbers, above)
+
+    def join(self, left: Numbers, right: Numbers) -> None:
+        """These belong together pairwise."""
+        # Imported on use: few recipes look for duplicates.
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        left, right = self.roots(left), self.roots(right)
+        names, ends = np.unique(np.concatenate([left, right]), return_inverse=True)
+        pair = (ends[: len(left)], ends[len(left) :])
+        links = np.ones(len(left), np.int8)
+        graph = coo_array((links, pair), shape=(len(names), len(names)))
+        _, group = connected_components(graph, directed=False)
+        _, leaders = np.unique(group, return_index=True)  # names are in order: the smallest
+        first = names[leaders][group]
+        later = first < names
+        self.first[names[later]] = first[later]
+
+    def settled(self) -> Numbers:
+        """For each record −1, or the first of its group."""
+        for start in range(0, len(self.first), _READ):
+            part = self.first[start : start + _READ]
+            linked = np.flatnonzero(part >= 0)
+            part[linked] = self.roots(part[linked])
+        return self.first

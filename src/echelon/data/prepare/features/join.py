@@ -1,18 +1,23 @@
-"""Columns of numbers side by side: the one input of a model."""
+"""Join, sparse."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import Field
 
 from echelon.core.errors import DataError
-from echelon.data.prepare.columns import Columns, Ragged, Sparse, Values
-from echelon.data.prepare.feature import Feature
 from echelon.data.prepare.features.numbers import matrix, named
-from echelon.data.prepare.learnt import Learnt
+from echelon.data.prepare.steps import MADE, Columns, Feature, Ragged, Sparse, Values
+from echelon.data.prepare.workdir import Learnt
+
+# --- join ---
+# Columns of numbers side by side: the one input of a model.
 
 
 class Join(Feature):
@@ -67,3 +72,68 @@ def side_by_side(parts: list[Sparse]) -> Sparse:
         values[target] = part.values
         width += part.width
     return Sparse(indices, values, offsets, width)
+
+
+# --- sparse ---
+# Lists of (index, value) pairs, as libsvm files have them, as sparse rows.
+
+
+class SparseRows(Feature):
+    """float32 rows of as many columns as `width` says, or else as train has.
+
+    What lies beyond is left out; a missing list is a row of zeros.
+    """
+
+    width: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def looks(self) -> int:
+        return 0 if self.width else 1
+
+    def check(self, names: Mapping[str, pa.DataType]) -> None:
+        super().check(names)
+        (name,) = self.sources
+        kind = names[name]
+        if kind != MADE and not _pairs(kind):
+            raise DataError(
+                f"feature {self.kind}: column {name!r} is of type {kind}: it must be lists of "
+                f"(index, value) pairs"
+            )
+
+    def look(self, at: int, block: Columns, learnt: Learnt) -> Learnt:
+        indices, _, _ = self._parts(block)
+        return {"width": int(indices.max(initial=-1)) + 1}
+
+    def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
+        width = max((partial["width"] for partial in partials), default=0)
+        if not width:
+            raise DataError(f"feature {self.kind}: train has nothing but zeros")
+        return {"width": width}
+
+    def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
+        indices, values, offsets = self._parts(block)
+        width = self.width or learnt["width"]
+        kept = indices < width
+        if not kept.all():
+            offsets = np.concatenate([[0], kept.cumsum()])[offsets]
+            indices, values = indices[kept], values[kept]
+        return {self.name: Sparse(indices, values, offsets, width)}
+
+    def _parts(self, block: Columns) -> tuple[Any, Any, Any]:
+        column: Any = block[self.sources[0]]
+        # Arrow may keep entries of rows that are null, or before the first one.
+        lengths = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        starts = column.offsets.to_numpy().astype(np.int64)[:-1]
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        at = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        pairs = column.values
+        indices = pairs.field("index").to_numpy(zero_copy_only=False)[at]
+        values = pairs.field("value").to_numpy(zero_copy_only=False)[at].astype(np.float32)
+        return indices, values, offsets
+
+
+def _pairs(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    inner = kind.value_type
+    return pa.types.is_struct(inner) and {field.name for field in inner} == {"index", "value"}

@@ -14,12 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import MissingExtra
-from echelon.data.prepare.columns import entries
-from echelon.data.prepare.learnt import Learnt
-from echelon.data.prepare.text.flat import MARK, REST, SPACE, Piece, lowered, plain
-from echelon.data.prepare.text.spans import by_bytes
-from echelon.data.prepare.text.tokens import Tokens
-from echelon.data.prepare.text.words import Cut
+from echelon.data.prepare.steps import entries
+from echelon.data.prepare.text.tokenise import (
+    MARK,
+    REST,
+    SPACE,
+    Cut,
+    Piece,
+    Tokens,
+    by_bytes,
+    lowered,
+    plain,
+)
+from echelon.data.prepare.workdir import Learnt
 
 MODEL = "bpe"
 KEPT = 500_000

@@ -1,25 +1,37 @@
-"""Which terms get a number: the settings, and how they are chosen out of all of them."""
+"""Choose terms: frequency, chi², information, topics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 
 from echelon.core.config.sections import Section, SettingError
 from echelon.core.errors import DataError
-from echelon.data.prepare.columns import Values
-from echelon.data.prepare.learnt import Learnt
-from echelon.data.prepare.text.count import Groups, count_terms
-from echelon.data.prepare.text.records import Records, record_type
-from echelon.data.prepare.text.score import Scored, by_class, by_frequency
-from echelon.data.prepare.text.spill import Spill, Words
-from echelon.data.prepare.text.tokens import Tokens
+from echelon.data.prepare.steps import Values, one_thread
+from echelon.data.prepare.text.counts import (
+    Groups,
+    Records,
+    Spill,
+    Words,
+    count_known,
+    count_terms,
+    is_new,
+    record_type,
+)
+from echelon.data.prepare.text.tokenise import Tokens
+from echelon.data.prepare.workdir import Learnt
+
+# --- vocabulary ---
+# Which terms get a number: the settings, and how they are chosen out of all of them.
 
 _BY_CLASS = ("information", "chi2")
 _CANDIDATES = 20_000
@@ -177,3 +189,280 @@ def _names(terms: Records, words: Words, n: int, between: str) -> Any:
     counts = np.concatenate([[0], np.cumsum((parts > 0).sum(1))])
     lists = pa.ListArray.from_arrays(pa.array(counts, pa.int32()), flat)
     return pc.binary_join(lists, pa.scalar(between, pa.large_utf8()))
+
+
+# --- score ---
+# How much a term is worth to a vocabulary.
+
+Floats = NDArray[np.float64]
+_CELLS = 1 << 18
+
+
+class Scored(NamedTuple):
+    """Terms, one row each, and their scores: the more the better."""
+
+    terms: Records
+    scores: Floats
+
+    def best(self, size: int | None) -> Scored:
+        """The best `size` of them; of equal ones those of the smallest hashes."""
+        order = np.lexsort((self.terms["hash"], -self.scores))[:size]
+        return Scored(self.terms[order], self.scores[order])
+
+
+def by_frequency(records: Records) -> Scored:
+    return Scored(records, records["count"].astype(np.float64))
+
+
+def by_class(records: Records, classes: NDArray[Any], choose: str) -> Scored:
+    """By what a term's presence says of a text's class; `classes` has the texts of each."""
+    new = is_new(records["hash"])
+    firsts, which = np.flatnonzero(new), np.cumsum(new) - 1
+    terms = records[firsts]
+    for field in ("count", "texts"):
+        terms[field] = np.add.reduceat(records[field], firsts) if len(firsts) else 0
+    rule = _information if choose == "information" else _chi2
+    scores = np.empty(len(terms))
+    step = max(1, _CELLS // len(classes))
+    for low in range(0, len(terms), step):
+        start, stop = np.searchsorted(which, [low, low + step])
+        some = records[start:stop]
+        present = np.zeros((min(step, len(terms) - low), len(classes)))
+        present[which[start:stop] - low, some["group"]] = some["texts"]
+        scores[low : low + step] = rule(present, classes.astype(np.float64))
+    return Scored(terms, scores)
+
+
+def _information(present: Floats, classes: Floats) -> Floats:
+    """Mutual information of "the text has the term" and the class, in nats."""
+    total, having = classes.sum(), present.sum(1, keepdims=True)
+    there = _shared(present, having, classes, total)
+    absent = _shared(classes - present, total - having, classes, total)
+    result: Floats = (there + absent) / total
+    return result
+
+
+def _shared(both: Floats, one: Floats, other: Floats, total: float) -> Floats:
+    expected = one * other
+    ratio = np.ones_like(both)
+    np.divide(both * total, expected, out=ratio, where=(both > 0) & (expected > 0))
+    result: Floats = (both * np.log(ratio)).sum(1)
+    return result
+
+
+def _chi2(present: Floats, classes: Floats) -> Floats:
+    """Between the texts of each class that have the term and those expected by chance."""
+    expected = present.sum(1, keepdims=True) * classes / classes.sum()
+    result: Floats = np.divide(
+        (present - expected) ** 2, expected, out=np.zeros_like(present), where=expected > 0
+    ).sum(1)
+    return result
+
+
+# --- topics ---
+# Keywords of topics that are found in a sample of the texts.
+
+_BATCH = 1024
+_SHOWN = 10
+_TINY = 1e-12
+
+
+def sample_block(tokens: Tokens, learnt: Learnt, n: int, settings: Vocabulary) -> Learnt:
+    """Every k-th text of a block, as counts of the candidates."""
+    step = -(-learnt["texts"] // settings.sample)
+    counts = count_known(tokens, learnt, n)
+    keep = np.zeros(len(counts.offsets) - 1, bool)
+    keep[::step] = True
+    lengths = np.diff(counts.offsets)
+    chosen = np.repeat(keep, lengths)
+    return {
+        "indices": counts.indices[chosen],
+        "values": counts.values[chosen].astype(np.float32),
+        "lengths": lengths[keep],
+    }
+
+
+def keywords(
+    partials: Iterable[Learnt], learnt: Learnt, settings: Vocabulary, seed: int, scratch: Path
+) -> Learnt:
+    """The vocabulary that topics choose, and the topics."""
+    width = len(learnt["hashes"])
+    batches = _batches(partials, width)
+    seed %= 1 << 32  # what numpy takes
+    if settings.model == "nmf":
+        found = _nmf(batches, width, settings.topics, seed, scratch)
+    else:
+        found = _lda(batches, settings.topics, seed, min(learnt["texts"], settings.sample))
+    if found is None:
+        raise DataError("no topics: no text of the train split has a term of the vocabulary")
+    weights = _telling(np.asarray(found, np.float64), learnt["counts"])
+    best = np.argsort(-weights, axis=1, kind="stable")
+    chosen = _in_turn(best, settings.size or width)
+    names = learnt["terms"].take(pa.array(best[:, :_SHOWN].reshape(-1))).to_pylist()
+    shown = min(_SHOWN, width)
+    topics = [names[low : low + shown] for low in range(0, len(names), shown)]
+    arrays = {key: learnt[key][chosen] for key in ("hashes", "counts", "in_texts")}
+    terms = learnt["terms"].take(pa.array(chosen))
+    return {**learnt, **arrays, "terms": terms, "topics": topics}
+
+
+def _lda(batches: Iterable[Any], topics: int, seed: int, texts: int) -> Any:
+    """A batch at a time, each once; None of nothing."""
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    model = LatentDirichletAllocation(topics, random_state=seed, total_samples=texts)
+    fitted = False
+    for batch in batches:
+        model.partial_fit(batch)
+        fitted = True
+    return model.components_ if fitted else None
+
+
+def _nmf(batches: Iterable[Any], width: int, topics: int, seed: int, scratch: Path) -> Any:
+    """As often over the texts as it takes: one pass finds little but the noise it began with."""
+    spool = Spool(scratch / "counts", width)
+    with closing(spool):
+        for batch in batches:
+            spool.add(batch)
+    return topics_of(spool, width, topics, seed, scratch) if spool.rows else None
+
+
+def _batches(partials: Iterable[Learnt], width: int) -> Iterable[Any]:
+    from scipy.sparse import csr_matrix
+
+    for partial in partials:
+        offsets = np.concatenate([[0], np.cumsum(partial["lengths"])])
+        whole = csr_matrix(
+            (partial["values"], partial["indices"], offsets), shape=(len(offsets) - 1, width)
+        )
+        whole = whole[np.diff(whole.indptr) > 0]
+        for low in range(0, whole.shape[0], _BATCH):
+            yield whole[low : low + _BATCH]
+
+
+def _telling(weights: Any, counts: Any) -> Any:
+    """What a term says of a topic: its share there, by how much more that is than elsewhere."""
+    share = weights / np.maximum(weights.sum(1, keepdims=True), _TINY)
+    common = counts / counts.sum()
+    return share * np.log(np.maximum(share, _TINY) / common)
+
+
+def _in_turn(best: Any, size: int) -> Any:
+    """The first term of every topic, then the second ones, … until there are enough."""
+    order = best.T.reshape(-1)
+    _, firsts = np.unique(order, return_index=True)
+    return order[np.sort(firsts)][:size]
+
+
+# --- factors ---
+# Non-negative matrix factorisation of more rows than fit into memory.
+#
+#     counts X on disk, a batch at a time        W: what topics a text has, on disk
+#     X ≈ W H                                    H: what terms a topic has, in memory
+#
+# One pass brings W nearer for the H there is, batch by batch, and adds up WᵀX and WᵀW, which is
+# all that H needs. So passes are those of scikit-learn's coordinate descent on the whole of X,
+# whatever the size of a batch; as many are done as are needed.
+
+FactorFloats = NDArray[np.float64]
+_FACTORS_BATCH = 4096
+_PASSES = range(50, 201)
+_TEXTS = 1_000_000
+"""Texts that are gone through in all, within these limits: many texts settle in fewer passes."""
+_ENOUGH = 1e-4
+"""The part of what the first pass changed at which there is no more to be done."""
+
+
+class Spool:
+    """Rows of counts in files: `add` in order, then `batches` as often as wanted."""
+
+    def __init__(self, folder: Path, width: int) -> None:
+        self._width = width
+        self._folder = folder
+        self._offsets = array("q", [0])
+        self.total = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            self._files = [stack.enter_context(self._path(name).open("wb")) for name in _PARTS]
+            self._open = stack.pop_all()
+
+    @property
+    def rows(self) -> int:
+        return len(self._offsets) - 1
+
+    def add(self, rows: Any) -> None:
+        """A csr matrix."""
+        self._files[0].write(rows.indices.astype(np.int32).tobytes())
+        self._files[1].write(rows.data.astype(np.float32).tobytes())
+        ends = rows.indptr[1:].astype(np.int64) - rows.indptr[0] + self._offsets[-1]
+        self._offsets.frombytes(ends.tobytes())
+        self.total += float(rows.data.sum(dtype=np.float64))
+
+    def close(self) -> None:
+        self._open.close()
+
+    def batches(self) -> Iterator[tuple[slice, Any]]:
+        """Which rows, and these."""
+        from scipy.sparse import csr_matrix
+
+        for low in range(0, self.rows, _FACTORS_BATCH):
+            bounds = np.array(self._offsets[low : low + _FACTORS_BATCH + 1])
+            start, count = int(bounds[0]), int(bounds[-1] - bounds[0])
+            indices, data = (
+                np.fromfile(self._path(name), kind, count, offset=start * kind.itemsize)
+                for name, kind in _PARTS.items()
+            )
+            rows = len(bounds) - 1
+            parts = data.astype(np.float64), indices, bounds - start
+            yield slice(low, low + rows), csr_matrix(parts, shape=(rows, self._width))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+
+_PARTS = {"indices": np.dtype(np.int32), "values": np.dtype(np.float32)}
+
+
+def topics_of(spool: Spool, width: int, topics: int, seed: int, scratch: Path) -> FactorFloats:
+    """H [topics, width] of the rows, from a start that the seed says."""
+    random = np.random.RandomState(seed)
+    scale = np.sqrt(spool.total / (spool.rows * width) / topics)
+    h: FactorFloats = np.abs(scale * random.standard_normal((topics, width))).T.copy()
+    w = np.memmap(scratch / "texts", np.float64, "w+", shape=(spool.rows, topics))
+    for low in range(0, spool.rows, _FACTORS_BATCH):
+        part = w[low : low + _FACTORS_BATCH]
+        part[:] = np.abs(scale * random.standard_normal(part.shape))
+    first = 0.0
+    with one_thread():
+        for at in range(min(max(_TEXTS // spool.rows, _PASSES[0]), _PASSES[-1])):
+            change = _pass(spool, w, h)
+            first = first if at else change
+            if change <= _ENOUGH * first:
+                break
+    return h.T
+
+
+def _pass(spool: Spool, w: Any, h: FactorFloats) -> float:
+    """Bring W nearer, then H, which is [width, topics] here; how much there was to change."""
+    change = 0.0
+    seen, own = np.zeros_like(h), np.zeros((h.shape[1], h.shape[1]))
+    terms = h.T @ h
+    for rows, counts in spool.batches():
+        mine = np.array(w[rows])
+        change += _nearer(mine, terms, counts @ h)
+        seen += counts.T @ mine
+        own += mine.T @ mine
+        w[rows] = mine
+    return change + _nearer(h, own, seen)
+
+
+def _nearer(rows: FactorFloats, square: FactorFloats, seen: FactorFloats) -> float:
+    """Each topic's column in turn to where it is best while the others stay; none below zero."""
+    change = 0.0
+    for topic in range(rows.shape[1]):
+        slope = rows @ square[:, topic] - seen[:, topic]
+        column = rows[:, topic]
+        change += float(np.abs(np.where(column == 0, np.minimum(slope, 0), slope)).sum())
+        if square[topic, topic]:
+            rows[:, topic] = np.maximum(column - slope / square[topic, topic], 0)
+    return change

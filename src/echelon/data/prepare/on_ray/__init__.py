@@ -1,1 +1,0 @@
-"""The same recipe on the machines of a Ray cluster. Ray is imported on use."""
