@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.messages import ShardAddress
 from echelon.core.config import OptimizerSection
 from echelon.core.types import Lease
-from echelon.server.role import serve as serve_shard
-from echelon.server.settings import ServerSettings
+from echelon.server.process import serve as serve_shard
+from echelon.server.shard import ServerSettings
 
 from .wire_work import LOOPBACK, LR, NUMBERS
 

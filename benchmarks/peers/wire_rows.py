@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.rows import RemoteTables
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.rows import RemoteTables
 from echelon.core.process import keep_freed_memory
 from echelon.core.types import Lease, RowRule, RowSpec
 

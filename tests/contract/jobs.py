@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from echelon import cross_entropy
 from echelon.comm import Alone
 from echelon.comm.group import Group
-from echelon.comm.place import Place
+from echelon.comm.peers import Place
 from echelon.core.config import ClipSection, OptimizerSection, ScheduleSection
 from echelon.core.interfaces import Comm, Strategy, Task
 from echelon.core.types import Batch, Numerics, Parallel

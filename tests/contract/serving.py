@@ -16,9 +16,8 @@ from echelon.cluster.forkable import _end_kernel_threads
 from echelon.cluster.launch import launch
 from echelon.cluster.member import Member
 from echelon.comm.group import Group
-from echelon.comm.place import Place
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.directory import Directory
+from echelon.comm.peers import Place
+from echelon.comm.ps.messages import Directory, ShardAddress
 from echelon.core.config import job_from
 from echelon.core.interfaces import Strategy
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from echelon import cross_entropy
+from echelon.comm.collectives import Solo
 from echelon.comm.group import Group
-from echelon.comm.solo import Solo
 from echelon.core.config import TensorSection
 from echelon.core.config.sections import Cut
 from echelon.core.interfaces import Task

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from echelon.checkpoint import Shelf, Writer
-from echelon.comm.servers import row_spool
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.rows import RemoteTables
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps import row_files
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.rows import RemoteTables
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError, NonFiniteError
 from echelon.core.types import RowRule, RowSpec
@@ -77,13 +77,13 @@ def test_it_takes_little_memory_and_is_looked_at_all_the_same(
 ) -> None:
     folder = tables.spool.folder
     assert folder is not None
-    seen, add = [], row_spool.InFile.add
+    seen, add = [], row_files.InFile.add
 
-    def watched(self: row_spool.InFile, part: dict[str, Tensor]) -> None:
+    def watched(self: row_files.InFile, part: dict[str, Tensor]) -> None:
         add(self, part)
         seen.append(memory())
 
-    monkeypatch.setattr(row_spool.InFile, "add", watched)
+    monkeypatch.setattr(row_files.InFile, "add", watched)
     shelf, before = Shelf(folder, keep=1), memory()
     with Writer(shelf) as writer:
         for version in (1, 2, 3):

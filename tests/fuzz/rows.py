@@ -27,17 +27,14 @@ import torch
 from torch import nn
 
 from echelon.comm.channel import Connection, Segment, connect
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.messages import Kind
-from echelon.comm.servers.row_messages import RowHead, outline, pack_rows
-from echelon.comm.servers.rows import RemoteTables
-from echelon.comm.servers.servers import Servers
-from echelon.comm.servers.set_up import Plan
+from echelon.comm.ps.client import Plan, Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.messages import Kind, RowHead, ShardAddress, outline, pack_rows
+from echelon.comm.ps.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease, RowRule, RowSpec
-from echelon.server.role import serve
-from echelon.server.settings import ServerSettings
+from echelon.server.process import serve
+from echelon.server.shard import ServerSettings
 
 KEY = bytes(range(32))
 WIDTH, IDS = 4, 50

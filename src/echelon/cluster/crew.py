@@ -18,7 +18,7 @@ from echelon.cluster.member import Member
 from echelon.cluster.pipes import Pipes
 from echelon.cluster.pulse import Pulses
 from echelon.cluster.signals import held_back
-from echelon.comm.place import Place
+from echelon.comm.peers import Place
 from echelon.core.errors import TrainingError
 
 _UNKILLABLE_SECONDS = 2.0

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from echelon.cluster.coordinator import About, Generation, Liaison
-from echelon.comm.alone import unheard, unwatched
-from echelon.comm.group import Group
+from echelon.comm.group import Group, unheard, unwatched
 from echelon.comm.interface import Collective
-from echelon.comm.peers import Halt, this_host
-from echelon.comm.place import Place
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.directory import Directory
+from echelon.comm.peers import Halt, Place, this_host
+from echelon.comm.ps.messages import Directory, ShardAddress
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.interfaces import Healing
 from echelon.core.types import Ask, Lease

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
-    from echelon.comm.place import Place
+    from echelon.comm.peers import Place
 
 _SPINS = "1000"
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -57,7 +57,7 @@ def joined(*, deadline: float = 120.0) -> Place | None:
                 f"{', '.join(_PLACE)}, or unset {mark}"
             )
     count = _number("WORLD_SIZE", 1, None)
-    from echelon.comm.place import Place  # torch comes with it
+    from echelon.comm.peers import Place  # torch comes with it
 
     return Place(
         index=_number("RANK", 0, count - 1),

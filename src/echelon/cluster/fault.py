@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from traceback import TracebackException
 from typing import Any
 
-from echelon.comm.torn import is_torn
+from echelon.comm.peers import is_torn
 from echelon.core.errors import EchelonError, PeerError
 
 

@@ -27,8 +27,8 @@ import torch
 from echelon.cluster import signals
 from echelon.cluster.child import die_with, only
 from echelon.cluster.listening import BACKLOG, listening
-from echelon.comm.channel.life import STOPPED, is_stopped
-from echelon.comm.servers.address import ShardAddress
+from echelon.comm.channel.connection import STOPPED, is_stopped
+from echelon.comm.ps.messages import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import TrainingError
 from echelon.core.process import keep_freed_memory
@@ -198,8 +198,8 @@ class Fleet:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         keep_freed_memory()
         torch.set_num_threads(_threads(self._job))
-        from echelon.server.role import serve
-        from echelon.server.settings import ServerSettings
+        from echelon.server.process import serve
+        from echelon.server.shard import ServerSettings
 
         serve(
             berth.listeners,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from echelon.cluster.pulse import Pulses
-from echelon.comm.place import Place
+from echelon.comm.peers import Place
 
 
 class Member:

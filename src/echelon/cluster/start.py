@@ -20,7 +20,7 @@ from echelon.cluster.listening import check_addresses
 from echelon.cluster.member import Member
 from echelon.cluster.verdict import MemberFailed
 from echelon.comm.group import Group
-from echelon.comm.place import Place
+from echelon.comm.peers import Place
 from echelon.core.config import Job, job_from
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.interfaces import Observer, Task

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from echelon.comm.interface import MOST_VALUES
 from echelon.comm.peers import Peer, Watch
-from echelon.comm.segment import PAGE
+from echelon.comm.shared_memory import PAGE
 from echelon.core.errors import PeerError
 
 # Counters, each on a cache line of its own.

@@ -1,4 +1,4 @@
-"""The members of a run, and the ways between them."""
+"""Group, SoloGroup."""
 
 from __future__ import annotations
 
@@ -6,27 +6,81 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from echelon.comm.alone import Fixed
+from echelon.comm.collectives import Local, Remote, Solo, TwoLevel
 from echelon.comm.interface import Collective
-from echelon.comm.levels import TwoLevel
-from echelon.comm.local import Local
-from echelon.comm.peers import Halt, Peer, Watch, is_ordered, outward, this_host
-from echelon.comm.place import Place
-from echelon.comm.remote import Remote
-from echelon.comm.rendezvous import Rendezvous
-from echelon.comm.solo import Solo
-from echelon.comm.wire import Wire
+from echelon.comm.peers import Halt, Peer, Place, Rendezvous, Watch, is_ordered, outward, this_host
+from echelon.comm.process_group import Wire
 from echelon.core.errors import PeerError
+from echelon.core.interfaces import Healing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from echelon.comm.mesh import TorchWorld
+    from echelon.comm.process_group import TorchWorld
+
+
+# --- alone ---
+# The group of one.
+
+
+def unwatched(_step: int, _doing: str) -> None:
+    """The pulse of a member that nobody watches over."""
+
+
+def unheard(_text: str) -> None:
+    """Nobody is there to be told."""
+
+
+class Fixed:
+    """Members that are always the same."""
+
+    elastic = False
+    met = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.pulse: Callable[[int, str], None] = unwatched
+        self.watched = False
+        self.tell: Callable[[str], None] = unheard
+
+    def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:  # noqa: ARG002
+        assert lost is not None, "nobody can join"
+        raise lost
+
+    def report(self, records: Sequence[Sequence[int]]) -> None:
+        """There is no coordinator: member 0 keeps the journal."""
+
+    def alone(self) -> None:
+        """They are as they are."""
+
+    def on_record(self, version: int) -> bool | None:  # noqa: ARG002
+        """Member 0 writes the journal before it saves."""
+        return True
+
+    def rolled_back(self, version: int, why: str) -> None:
+        """As above."""
+
+    def divided(self, version: int, shares: Sequence[float]) -> None:
+        """As above."""
+
+
+class Alone(Fixed):
+    """A member without others."""
+
+    index = 0
+    count = 1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+# --- group ---
+# The members of a run, and the ways between them.
 
 _LINGER = 1.0  # seconds the store is served for those who still need it
 _CPU = torch.device("cpu")
@@ -66,7 +120,7 @@ class Group(Fixed):
 
     def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
         """All members as a grid, the first axis outermost; called by all."""
-        from echelon.comm.mesh import TorchWorld  # heavy, and needed by few
+        from echelon.comm.process_group import TorchWorld  # heavy, and needed by few
 
         if self._world is None:
             self._world = TorchWorld(self._store(), self.index, self.count, device)

@@ -1,17 +1,28 @@
-"""Who the members are, and whether they still live."""
+"""Peers, hosts, rendezvous store, bounded native calls."""
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
 import platform
 import select
 import socket
+import struct
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
-from echelon.comm.network import is_loopback
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from echelon.core.errors import PeerError, UserError, unknown
+
+# --- peers ---
+# Who the members are, and whether they still live.
 
 _SETTLE = 0.25  # seconds
 
@@ -114,3 +125,263 @@ class Watch:
         for handle in handles.values():
             if handle is not None:
                 os.close(handle)
+
+
+# --- network ---
+# Which of this host's addresses is which.
+
+_SIOCGIFADDR = 0x8915
+_LOOPBACK = "lo"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it is an address, and one that never leaves its host."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address; None if none is known to."""
+    if is_loopback(address):
+        return _LOOPBACK
+    wanted = ipaddress.ip_address(address)
+    if wanted.version == 6:
+        return _of_six(wanted.packed.hex())
+    return next((name for _, name in socket.if_nameindex() if _four(name) == address), None)
+
+
+def _four(interface: str) -> str | None:
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _of_six(digits: str) -> str | None:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except FileNotFoundError:  # a kernel without it
+        return None
+    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)
+
+
+# --- place ---
+# Where a member stands.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a member stands: which of how many, and how the others are found."""
+
+    index: int
+    count: int
+    host: str = "127.0.0.1"
+    """Of the store."""
+    port: int = 0
+    """Of the store."""
+    listener: int | None = None
+    """Member 0, local launch: descriptor of a socket already bound and listening there."""
+    deadline: float = 120.0
+    """Seconds a member waits for another before it gives up."""
+    served: bool = False
+    """Somebody else, such as torchrun's agent, serves the store."""
+    name: str = "echelon"
+    """Set apart from what else is in the store, such as an earlier try of the same run."""
+    interface: str | None = None
+    """Of the network, or several with commas between: where others reach this member. None: the
+    one on the way to the store."""
+
+
+# --- rendezvous ---
+# Where members find each other: torch's store over TCP, with waits that can be interrupted.
+
+_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.02
+_CONNECT = 1.0
+_SERVED = 5.0  # seconds: a store that others serve is there before its members are
+GRACE = 1.0  # seconds beyond the deadline: what torch itself has to say says more
+
+T = TypeVar("T")
+
+
+class Rendezvous:
+    """The store as one member sees it."""
+
+    def __init__(self, place: Place, halt: Halt | None = None) -> None:
+        self.index, self.deadline = place.index, place.deadline
+        self._halt = halt or Halt()
+        self._patience = min(_SERVED, place.deadline) if place.served else place.deadline
+        self.interfaces = _interfaces(place.interface)
+        serves = place.index == 0 and not place.served
+        listener = _listen(place) if serves else None
+        self.port = port = listener.getsockname()[1] if listener else place.port
+        self._where = f"{place.host}:{port}"
+        self._who = "torchrun's agent" if place.served else "member 0"
+        self._silent = False
+        try:
+            self.address, self.seen = self._addresses(place.host, port)
+        except PeerError:
+            if listener is not None:
+                listener.close()
+            raise
+        self._server = self.ask(
+            lambda: TCPStore(
+                place.host,
+                port,
+                is_master=serves,
+                timeout=timedelta(seconds=place.deadline),
+                wait_for_workers=False,
+                master_listen_fd=listener.detach() if listener else None,
+            )
+        )
+        self.store = PrefixStore(place.name, self._server)
+
+    def gather(
+        self,
+        key: str,
+        members: Sequence[int],
+        line: str,
+        look: Callable[[int], None] | None = None,
+    ) -> list[str]:
+        """Every member's line, in order. `look(member)` raises if that one cannot come any more."""
+        self.ask(lambda: self.store.set(f"{key}/{self.index}", line))
+        return [self._read(f"{key}/{member}", member, look) for member in members]
+
+    def say(self, key: str) -> None:
+        self.ask(lambda: self.store.set(key, ""))
+
+    def said(self, key: str) -> bool:
+        return self.ask(lambda: bool(self.store.check([key])))
+
+    def _read(self, key: str, member: int, look: Callable[[int], None] | None) -> str:
+        start, pause = time.monotonic(), _PAUSE
+        while not self.said(key):
+            if self._halt.why is not None:
+                raise PeerError(self._halt.why)
+            if look is not None:
+                look(member)
+            if time.monotonic() - start > self.deadline:
+                raise PeerError(
+                    f"member {member} did not come to the meeting at {self._where} "
+                    f"within {self.deadline:g} s"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        return self.ask(lambda: bytes(self.store.get(key)).decode())
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """What a call that needs the store returns; once the store is silent, all fail at once."""
+        try:
+            if self._silent:
+                raise TimeoutError
+            return bounded(call, self.deadline + GRACE)
+        except TimeoutError:
+            self._silent = True
+            raise PeerError(
+                f"the meeting at {self._where} did not answer within {self.deadline:g} s: "
+                f"{self._who} serves it, is it stopped?"
+            ) from None
+        except RuntimeError as error:
+            line = str(error).partition("\n")[0]
+            raise PeerError(f"the meeting at {self._where} cannot be reached: {line}") from None
+
+    def close(self) -> None:
+        """The connection, and the server if it is ours, end with the last reference."""
+        del self._server, self.store
+
+    def _addresses(self, host: str, port: int) -> tuple[str, str]:
+        """This member's on the way to the store, and the store's, as soon as it can be reached.
+
+        Other members that reach the store reach this one there, whatever its host name resolves to.
+        """
+        start = time.monotonic()
+        while True:
+            try:
+                with socket.create_connection((host, port), timeout=_CONNECT) as connection:
+                    return str(connection.getsockname()[0]), str(connection.getpeername()[0])
+            except OSError as error:
+                if time.monotonic() - start > self._patience:
+                    raise PeerError(
+                        f"no store at {self._where} within {self._patience:g} s ({error}): "
+                        f"{self._who} serves it, is it running?"
+                    ) from None
+                time.sleep(_LONGEST_PAUSE)
+
+
+def _interfaces(names: str | None) -> list[str]:
+    known = {name for _, name in socket.if_nameindex()}
+    asked = names.split(",") if names else []
+    for name in asked:
+        if name not in known:
+            raise UserError(unknown("network interface", name, known))
+    return asked
+
+
+def _listen(place: Place) -> socket.socket:
+    """Reachable from this host alone if loopback is what was asked for.
+
+    A host's name is no such wish, even where it means loopback on that host itself.
+    """
+    if place.listener is not None:
+        return socket.socket(fileno=place.listener)
+    try:
+        family, _, _, _, found = socket.getaddrinfo(
+            place.host, place.port, type=socket.SOCK_STREAM
+        )[0]
+        here = place.host == "localhost" or is_loopback(place.host)
+        return socket.create_server((str(found[0]) if here else "", place.port), family=family)
+    except OSError as error:
+        known = isinstance(error, socket.gaierror)
+        reason = error.strerror if known else os.strerror(error.errno or 0)
+        raise PeerError(f"no store can be served at {place.host}:{place.port}: {reason}") from None
+
+
+# --- bounded ---
+# Calls into native code that may never come back.
+
+
+def bounded(call: Callable[[], T], seconds: float) -> T:
+    """What `call` returns or raises, or TimeoutError.
+
+    torch's store waits for its server without a deadline and deaf to signals: a server that is
+    stopped, or a host that lost its power, would hold this process for ever. So the call is made
+    by a thread that can be left behind.
+    """
+    answers: list[T] = []
+    faults: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            answers.append(call())
+        except BaseException as fault:  # raised again by whoever waits
+            faults.append(fault)
+
+    aside(make).join(seconds)
+    if faults:
+        raise faults[0]
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answers[0]
+
+
+def aside(call: Callable[[], Any]) -> threading.Thread:
+    """Begin `call` in a thread that does not keep the process from ending."""
+    thread = threading.Thread(target=call, name="echelon-aside", daemon=True)
+    thread.start()
+    return thread
+
+
+# --- torn ---
+# Signs that another member is gone, where torch raises no class of its own for it.
+
+_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+
+
+def is_torn(error: BaseException) -> bool:
+    """Whether this is torch's way to say that a connection to another member broke."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

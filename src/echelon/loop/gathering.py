@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from echelon.comm.torn import is_torn
+from echelon.comm.peers import is_torn
 from echelon.core.errors import PeerError
 from echelon.core.interfaces import Healing
 from echelon.core.types import Shard

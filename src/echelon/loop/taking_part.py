@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from echelon.comm.torn import is_torn
+from echelon.comm.peers import is_torn
 from echelon.core.config import Job
 from echelon.core.errors import Left, PeerError
 from echelon.core.format import warn

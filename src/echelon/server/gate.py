@@ -1,4 +1,6 @@
-"""Which pushes make which version: one dial from synchronous to asynchronous.
+"""Which pushes make which version (pure state machine).
+
+Which pushes make which version: one dial from synchronous to asynchronous.
 
     enter ─▶ pull (begin) ─▶ push ─▶ pushes wait ─▶ Round ─▶ owed an outcome ─▶ Answer, with weights
                   ▲                      └─ done, late, refused, void ─────────▶ │
@@ -11,26 +13,19 @@ their order. All waiting ends because somebody at work pushes, rests, or is said
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from echelon.comm.servers.outcome import Outcome
+from echelon.comm.ps.messages import Outcome
 from echelon.core.errors import TrainingError
-from echelon.core.types import Lease
-from echelon.server.applied import Applied, Record
-from echelon.server.asks import Asks
-from echelon.server.counts import Counts
-from echelon.server.debts import Debt, Debts
-from echelon.server.decisions import Answer, Decision, Push, Round
-from echelon.server.examine import Examiner, Verdict
-from echelon.server.merit import merits_of
-from echelon.server.rates import round_of
-from echelon.server.roll import Roll
-from echelon.server.speeds import Speeds
-from echelon.server.terms import Terms
-from echelon.server.ways import way_of
+from echelon.core.types import Ask, Lease
+from echelon.server.accounting import Applied, Record, Speeds, merits_of
+from echelon.server.decisions import SUMMED, Answer, Decision, Push, Round, Row
+from echelon.server.policy import Examiner, Roll, Terms, Verdict, round_of, way_of
 
-__all__ = ["Answer", "Decision", "Gate", "Push", "Round"]
+# --- gate ---
 
 KEPT = 64
 """Versions whose records are kept in a synchronous run, whose members keep their own."""
@@ -299,4 +294,159 @@ class Gate:
         while debt := self._debts.next(lambda _: True):
             answer = self._answer(now, debt, begins=False)
             found.append(Answer(answer.member, answer.seq, answer.outcome._replace(weights=False)))
+        return found
+
+
+# --- debts ---
+# Outcomes that are owed: those who wait for weights, and what was summed up for each meanwhile.
+
+_ASKED = Row._fields.index("asked")
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    member: int
+    seq: int
+    fate: str
+    staleness: int = 0
+    reason: str = ""
+
+
+class Debts:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._debts: dict[int, Debt] = {}
+        self._rows: dict[int, list[float]] = {}
+        self._told: dict[int, tuple[int, tuple[float, ...]]] = {}
+        """What each was told last, and of which push: the answer may be lost with its gate."""
+
+    def add(self, debt: Debt) -> None:
+        self._debts[debt.member] = debt
+
+    def drop(self, member: int) -> None:
+        """It asks for something else, or is gone."""
+        self._debts.pop(member, None)
+
+    def next(self, may: Callable[[int], bool]) -> Debt | None:
+        """The first that may be paid; it is paid then."""
+        for member in self._debts:
+            if may(member):
+                return self._debts.pop(member)
+        return None
+
+    def sum(self, rows: Sequence[Row], members: Iterable[int]) -> None:
+        """An update with these rows is made: all members are to hear of it."""
+        total = [sum(column) for column in zip(*(row[:SUMMED] for row in rows), strict=True)]
+        for member in members:
+            held = self._rows.setdefault(member, [0.0] * len(total))
+            for at, value in enumerate(total):
+                held[at] += value
+
+    def row(self, debt: Debt, with_asked: bool) -> tuple[float, ...]:
+        """What was summed up since this member was last told; for the same push, the same."""
+        member = debt.member
+        row = self._rows.pop(member, None)
+        if row is None:
+            seq, told = self._told.get(member, (0, ()))
+            return told if seq == debt.seq else ()
+        if not with_asked:  # those are told as bits: sums of many updates would run over
+            row[_ASKED] = 0.0
+        self._told[member] = debt.seq, tuple(row)
+        return tuple(row)
+
+    def clear(self) -> None:
+        self._debts.clear()
+        self._rows.clear()
+        self._told.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums alone: whoever is owed an outcome asks again where another gate takes over."""
+        told = [[member, seq, list(row)] for member, (seq, row) in self._told.items()]
+        return {"rows": [[m, list(row)] for m, row in self._rows.items()], "told": told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._debts.clear()
+        self._rows = {member: list(row) for member, row in state["rows"]}
+        self._told = {member: (seq, tuple(row)) for member, seq, row in state["told"]}
+
+
+# --- asks ---
+# Who wants all to meet, and who knows of it.
+#
+# Whoever is told goes to the meeting and pushes nothing before it is over. It is over when
+# somebody begins anew and all others are away and know of it; whatever came up later stays to be
+# told.
+
+KINDS = tuple(kind for kind in Ask if kind not in (Ask.NOTHING, Ask.BALANCE))
+"""Nobody has to meet for its speed: how much a trainer gets is decided here."""
+
+
+class Asks:
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self.bits = 0
+        """One of each kind that is asked for."""
+        self._told: dict[int, int] = {}
+
+    def hear(self, asked: int) -> None:
+        """What a push brings: kinds, added up over members."""
+        for kind in KINDS:
+            if kind.among(asked):
+                self.bits |= kind
+
+    def reached(self, version: int) -> None:
+        """All have to meet where something is due, and at the end."""
+        if any(version % every == 0 for every in self._terms.due):
+            self.bits |= Ask.MEET
+        self.reached_end(version)
+
+    def reached_end(self, version: int) -> None:
+        if self._terms.is_over(version):
+            self.bits |= Ask.MEET
+
+    def tell(self, member: int) -> int:
+        """What this member has to know, which it now does."""
+        self._told[member] = self.bits
+        return self.bits
+
+    def met(self, members: Collection[int]) -> None:
+        """All are away: what everybody knows of is done with."""
+        known = self.bits
+        for member in members:
+            known &= self._told.get(member, 0)
+        self.bits &= ~known
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bits": self.bits, "told": [list(pair) for pair in self._told.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bits = state["bits"]
+        self._told = dict(state["told"])
+
+    def clear(self) -> None:
+        self.bits = 0
+        self._told.clear()
+
+
+# --- counts ---
+# What became of each member's pushes, in numbers.
+
+
+class Counts:
+    def __init__(self) -> None:
+        self._fates: dict[int, Counter[str]] = {}
+        self._ages: dict[int, Counter[int]] = {}
+
+    def note(self, member: int, fate: str, staleness: int = 0) -> None:
+        self._fates.setdefault(member, Counter())[fate] += 1
+        if fate == "applied":
+            self._ages.setdefault(member, Counter())[staleness] += 1
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By member: applied, done (again), late, refused, void; staleness_0, staleness_1, …"""
+        found: dict[str, dict[str, float]] = {}
+        for member, fates in sorted(self._fates.items()):
+            ages = self._ages.get(member, Counter())
+            found[str(member)] = {**fates, **{f"staleness_{n}": ages[n] for n in sorted(ages)}}
         return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.comm import local, private, sliced
+from echelon.comm import collectives, gradient_sum
 
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several buckets, and several pieces of each, of few bytes; inherited by the members."""
-    monkeypatch.setattr(local, "BUCKET", 64 * 1024)
-    monkeypatch.setattr(private, "BUCKET", 64 * 1024)
-    monkeypatch.setattr(sliced, "PIECE", 8 * 1024)
+    monkeypatch.setattr(collectives, "SLICED_BUCKET", 64 * 1024)
+    monkeypatch.setattr(gradient_sum, "BUCKET", 64 * 1024)
+    monkeypatch.setattr(gradient_sum, "PIECE", 8 * 1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.comm.kernels import Divider
+from echelon.comm.buckets import Divider
 
 
 def test_halves_are_summed_after_an_evaluation_as_before() -> None:

@@ -14,10 +14,9 @@ import pytest
 import torch
 from tests.cluster.shared import is_alive, wait_for
 
-from echelon.comm import Group, Place, rendezvous
-from echelon.comm.network import interface_of
-from echelon.comm.peers import Peer, Watch, outward
-from echelon.comm.segment import share
+from echelon.comm import Group, Place, peers
+from echelon.comm.peers import Peer, Watch, interface_of, outward
+from echelon.comm.shared_memory import share
 from echelon.core.errors import PeerError, UserError
 
 from .processes import run
@@ -88,7 +87,7 @@ def test_others_may_come_to_a_host_whose_own_name_means_loopback_there(
     found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: [found])
     for host, address in (("node7", "0.0.0.0"), ("localhost", "127.0.1.1")):
-        with rendezvous._listen(Place(0, 2, host=host)) as listening:
+        with peers._listen(Place(0, 2, host=host)) as listening:
             assert listening.getsockname()[0] == address
 
 

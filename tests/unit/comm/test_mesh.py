@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from echelon.comm import Group, Place, mesh
+from echelon.comm import Group, Place, process_group
 from echelon.core.errors import PeerError, UserError
 
 from .processes import run
@@ -74,7 +74,7 @@ def test_a_process_that_is_in_a_group_of_its_own_is_told() -> None:
 
 
 def test_members_that_torch_cannot_connect_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "interface_of", lambda _address: "nosuch0")
+    monkeypatch.setattr(process_group, "interface_of", lambda _address: "nosuch0")
     group = Group(Place(0, 1))
     with pytest.raises(PeerError, match=r"torch could not connect all 1 members: .*nosuch0"):
         group.mesh({"all": 1})

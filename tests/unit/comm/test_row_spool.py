@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from echelon.comm.servers.row_spool import Spool, State
+from echelon.comm.ps.row_files import Spool, State
 from echelon.core import files
 
 BLANK = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps.layout import Layout, Partition
 from echelon.core.config import OptimizerSection
 from echelon.optim import Stepper, build_optimizer
 from echelon.optim.build import penalised
-from echelon.server.flats import Flats
+from echelon.server.weights import Flats
 
 
 class Odd(nn.Module):

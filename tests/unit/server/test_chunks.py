@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.comm.servers import chunks
-from echelon.comm.servers.chunks import GAP, Cutting
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps import layout as chunks
+from echelon.comm.ps.layout import GAP, Cutting, Layout, Partition
 
 SHAPES = ((30, 11), (3,), (), (50, 9), (1,), (129,))
 

@@ -17,14 +17,12 @@ from tests.unit.server.models import (
 )
 from torch import Tensor
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.names import divide, join
-from echelon.comm.servers.part import Part
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps.layout import Layout, Partition
+from echelon.comm.ps.state import Part, divide, join
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
 from echelon.optim.gradients import clip_norm_, clip_value_
-from echelon.server.flats import Flats, Stale
+from echelon.server.weights import Flats, Stale
 
 SECTIONS: list[dict[str, Any]] = [
     {"name": "sgd", "lr": 0.1},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from echelon.comm.servers.messages import PushHead
+from echelon.comm.ps.messages import PushHead
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Ask, Lease
 from echelon.data.ledger import Ledger

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from echelon.comm.servers.layout import ALIGN, BadLayout, Layout
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps.layout import ALIGN, BadLayout, Layout, Partition
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -13,17 +13,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.messages import PushHead
-from echelon.comm.servers.names import divide
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps.layout import Layout, Partition
+from echelon.comm.ps.messages import PushHead
+from echelon.comm.ps.state import divide
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import PeerError
 from echelon.core.types import Batch, Lease
+from echelon.server.accounting import PATIENCE, Merits, merits_of
 from echelon.server.decisions import Push, Round
-from echelon.server.flats import Flats
 from echelon.server.gate import Gate
-from echelon.server.merit import PATIENCE, Merits, merits_of
+from echelon.server.weights import Flats
 from echelon.strategy.parameter_server.judge import Judge
 
 TRAINERS = 3

@@ -8,8 +8,7 @@ import pytest
 import torch
 from tests.unit.server.models import OneProcess, flats_of, gradients, partition_of
 
-from echelon.comm.servers.names import Gathering, divide, join
-from echelon.comm.servers.part import BadPart, blank
+from echelon.comm.ps.state import BadPart, Gathering, blank, divide, join
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
 

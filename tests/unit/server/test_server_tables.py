@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
-from echelon.comm.servers.messages import Kind
-from echelon.comm.servers.row_messages import RowHead, blank_state, outline, pack_rows, unpack_rows
-from echelon.comm.servers.row_room import (
+from echelon.comm.ps.messages import Kind, RowHead, blank_state, outline, pack_rows, unpack_rows
+from echelon.comm.ps.rows import (
     AHEAD,
     AREAS,
     PULLS,
     PUSHES,
+    RemoteTables,
+    Sharing,
     carve,
     pull_shapes,
     push_shapes,
     room_for,
+    shard_of,
 )
-from echelon.comm.servers.row_shares import Sharing, shard_of
-from echelon.comm.servers.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.types import RowRule, RowSpec
-from echelon.server.entry import Entry, Staged
-from echelon.server.row_talk import RowTalk
+from echelon.server.decisions import Entry, Staged
+from echelon.server.sessions import RowTalk
 from echelon.server.shard import Shard
-from echelon.server.tables import Tables
+from echelon.server.weights import Tables
 
 HEAD = RowHead(0, 2)
 SPEC = RowSpec(name="t", width=2, seed=0, std=0.0, rule=RowRule(name="sgd", lr=1.0))

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from echelon.server.speeds import FIRST, Speeds
+from echelon.server.accounting import FIRST, Speeds
 
 BATCH = 32
 

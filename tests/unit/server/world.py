@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from echelon.comm.servers.messages import PushHead
+from echelon.comm.ps.messages import PushHead
 from echelon.core.types import Ask, Lease
 from echelon.data.intervals import Intervals
 from echelon.server.decisions import Answer, Decision, Push, Round

@@ -16,11 +16,11 @@ from typing import Any
 from tests.children import Child, answers, fork, wait
 
 from echelon.comm.channel import Connection
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.servers import Servers
-from echelon.server.role import serve
-from echelon.server.settings import ServerSettings
-from echelon.server.twin import Twin
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.messages import ShardAddress
+from echelon.server.peers import Twin
+from echelon.server.process import serve
+from echelon.server.shard import ServerSettings
 
 DEADLINE = 20.0
 Body = Callable[[Servers, int], Any]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.outcome import Outcome
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.messages import Outcome
 from echelon.core.config import OptimizerSection
 from echelon.core.types import Lease
 from echelon.optim import Stepper, build_optimizer

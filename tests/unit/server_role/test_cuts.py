@@ -9,7 +9,7 @@ import torch
 from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
 
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import TrainingError
 from echelon.core.types import Lease

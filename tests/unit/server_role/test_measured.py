@@ -11,10 +11,10 @@ from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
 from tests.unit.server_role.test_twins import ADAM, await_files, begin
 
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
 from echelon.core.errors import PeerError
-from echelon.server.desk import Desk
-from echelon.server.entry import Entry
+from echelon.server.decisions import Entry
+from echelon.server.dispatch import Desk
 from echelon.server.peers import GateLink
 
 TRAINERS, STEPS, LOST_AT = 2, 10, 6

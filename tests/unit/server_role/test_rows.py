@@ -12,8 +12,8 @@ from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Job
 from torch import Tensor
 
-from echelon.comm.servers.rows import RemoteTables
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.types import RowRule, RowSpec
 from echelon.optim.tables import RowGradients, Rows, merged

@@ -13,18 +13,14 @@ import pytest
 from tests.unit.server_role.model import Job
 
 from echelon.comm.channel import Connection, Listener
-from echelon.comm.servers import documents
-from echelon.comm.servers.address import ShardAddress
-from echelon.comm.servers.messages import Kind, PushHead
-from echelon.comm.servers.servers import Servers
-from echelon.comm.servers.set_up import Plan
+from echelon.comm.ps import messages
+from echelon.comm.ps.client import Plan, Servers
+from echelon.comm.ps.messages import Kind, PushHead, ShardAddress
 from echelon.core.types import Lease
-from echelon.server.desk import Desk
-from echelon.server.entry import Entry, Staged
-from echelon.server.seats import Seat
-from echelon.server.settings import ServerSettings
-from echelon.server.shard import Shard
-from echelon.server.twin import Twin
+from echelon.server.decisions import Entry, Staged
+from echelon.server.dispatch import Desk
+from echelon.server.peers import Twin
+from echelon.server.shard import Seat, ServerSettings, Shard
 
 KEY = secrets.token_bytes(32)
 NAME = f"echelon-test-{secrets.token_hex(6)}"
@@ -118,7 +114,7 @@ def test_a_twin_that_lost_its_shard_half_way_has_nothing() -> None:
             "version": 9,
             "number": 2,
         }
-        connection.send(Kind.MIRROR, {}, [documents.to_bytes(document)])
+        connection.send(Kind.MIRROR, {}, [messages.to_bytes(document)])
         connection.send(Kind.STATE, {}, part.body())
         deadline = time.monotonic() + 10.0
         while shard.version != 9 and time.monotonic() < deadline:

@@ -11,9 +11,9 @@ from tests.unit.server_role.fleet import Fleet, fleet
 from tests.unit.server_role.model import Job
 
 from echelon.comm.channel import Connection, connect
-from echelon.comm.servers import documents
-from echelon.comm.servers.messages import Chunk, Kind, PushHead, pack_chunk, pack_push
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps import messages
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.messages import Chunk, Kind, PushHead, pack_chunk, pack_push
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 
@@ -23,7 +23,7 @@ Saying = Callable[[Connection, Job], None]
 
 def set_up(connection: Connection, job: Job) -> None:
     document = {"layout": job.layout.to_json(), "rules": job.rules}
-    connection.send(Kind.SET_UP, {"member": 7}, [documents.to_bytes(document)], seq=1)
+    connection.send(Kind.SET_UP, {"member": 7}, [messages.to_bytes(document)], seq=1)
     answer = connection.receive(5.0)
     assert answer is not None
     assert answer.kind == Kind.ANSWER
@@ -62,7 +62,7 @@ def no_layout(connection: Connection, _: Job) -> None:
 
 def bad_upload(connection: Connection, job: Job) -> None:
     set_up(connection, job)
-    connection.send(Kind.UPLOAD, {}, [documents.to_bytes({"part": {}, "incarnation": -1})])
+    connection.send(Kind.UPLOAD, {}, [messages.to_bytes({"part": {}, "incarnation": -1})])
 
 
 SAYINGS: dict[str, Saying] = {
@@ -123,8 +123,7 @@ def test_whoever_makes_no_sense_is_hung_up_on_and_the_run_goes_on() -> None:
 
 def test_answers_of_a_shard_that_make_no_sense_lose_it() -> None:
     """The other way round: heads as a trainer unpacks them."""
-    from echelon.comm.servers.messages import unpack_chunk, unpack_push
-    from echelon.comm.servers.outcome import Outcome
+    from echelon.comm.ps.messages import Outcome, unpack_chunk, unpack_push
 
     for unpack in (unpack_chunk, unpack_push, Outcome.unpack):
         with pytest.raises(PeerError):

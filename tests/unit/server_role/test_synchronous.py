@@ -8,7 +8,7 @@ import pytest
 from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
 
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
 
 STEPS = 4

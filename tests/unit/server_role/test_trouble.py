@@ -14,11 +14,11 @@ from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import SHAPES, Alone, Job, close
 
 from echelon.comm.channel import Connection
-from echelon.comm.servers.link import LostShard
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.link import LostShard
 from echelon.core.errors import PeerError
-from echelon.server.flats import Done
-from echelon.server.seats import PinnedSeat
+from echelon.server.shard import PinnedSeat
+from echelon.server.weights import Done
 
 LARGE = ((1500, 1500), (1500,))
 

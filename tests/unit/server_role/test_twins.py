@@ -11,8 +11,8 @@ import pytest
 from tests.unit.server_role.fleet import fleet
 from tests.unit.server_role.model import Alone, Job, close
 
-from echelon.comm.servers.sender import Sender
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.link import Sender
 from echelon.core.config import OptimizerSection
 
 ADAM = OptimizerSection(name="adam", lr=0.02)

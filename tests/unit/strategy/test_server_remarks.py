@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from echelon.comm.servers.layout import Layout
+from echelon.comm.ps.layout import Layout
 from echelon.core.config import ParameterServerSection, SyncSection
 from echelon.core.types import Parallel
 from echelon.strategy.parameter_server.remarks import OWN_STATISTICS, remarks

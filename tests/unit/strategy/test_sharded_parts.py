@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from echelon import cross_entropy
-from echelon.comm.solo import Solo
+from echelon.comm.collectives import Solo
 from echelon.core.errors import CheckpointError, TaskError
 from echelon.core.interfaces import Task
 from echelon.core.types import Batch, Parallel, Sparse

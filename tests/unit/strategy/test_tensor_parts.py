@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from echelon.comm.solo import Solo
+from echelon.comm.collectives import Solo
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.mlp import MLP, MLPOptions

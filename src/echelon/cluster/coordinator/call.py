@@ -10,9 +10,7 @@ from typing import Any
 from echelon.cluster.coordinator.frames import LIMIT, BadFrame, Decoder, Message, encode
 from echelon.cluster.coordinator.handshake import answer_to, fresh_nonce, is_proof
 from echelon.cluster.coordinator.sealing import Seal
-from echelon.comm.channel.cipher import TAG
-from echelon.comm.channel.doorway import close_in_children
-from echelon.comm.channel.sockets import stays_here
+from echelon.comm.channel.stream import TAG, close_in_children, stays_here
 from echelon.core.errors import PeerError
 
 _CHUNK = 1 << 16

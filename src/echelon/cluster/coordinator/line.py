@@ -11,8 +11,7 @@ from echelon.cluster.coordinator.frames import LIMIT, SHORT, Decoder, encode
 from echelon.cluster.coordinator.handshake import challenge_fields, fresh_nonce
 from echelon.cluster.coordinator.roster import Member
 from echelon.cluster.coordinator.sealing import Seal
-from echelon.comm.channel.cipher import TAG
-from echelon.comm.channel.sockets import is_here
+from echelon.comm.channel.stream import TAG, is_here
 
 CHUNK = 1 << 16
 UNSENT = 8 * LIMIT

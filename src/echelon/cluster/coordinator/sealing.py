@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echelon.cluster.coordinator.frames import HEAD, Tampered, head
-from echelon.comm.channel.cipher import TAG, Cipher
 from echelon.comm.channel.handshake import keys
+from echelon.comm.channel.stream import TAG, Cipher
 from echelon.core.errors import PeerError
 
 

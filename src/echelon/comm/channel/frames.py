@@ -1,4 +1,6 @@
-"""Frames: a fixed header, a short head of structs or JSON, a body of raw bytes.
+"""Frame header, buffers.
+
+Frames: a fixed header, a short head of structs or JSON, a body of raw bytes.
 
      0      4        5     6     8            12    20           28          32      36
     ┌──────┬────────┬─────┬─────┬────────────┬─────┬────────────┬───────────┬───────┬─ ─ ─┬─ ─ ─┐
@@ -12,13 +14,18 @@ connection does not fit. No length is believed before it does, nor above what th
 
 from __future__ import annotations
 
+import ctypes
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from torch import Tensor
+
 from echelon.core.errors import PeerError
+
+# --- frames ---
 
 VERSION = 1
 """Of frames and handshake. Both ends need the same one."""
@@ -111,3 +118,56 @@ def read_head(header: Header, data: memoryview) -> bytes:
     if crc32(head) != header.head_check:
         raise PeerError("the head of a frame was changed on its way")
     return head
+
+
+# --- buffers ---
+# Tensors as the bytes they are, and bytes in chunks.
+
+Buffer = Tensor | memoryview | bytearray | bytes
+CHUNK = 1 << 20
+"""Bytes after which progress is reported."""
+NOTHING = memoryview(bytearray())
+
+
+_WRITABLE = 0x200
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_memory.restype = ctypes.py_object
+
+
+def view(buffer: Buffer) -> memoryview:
+    """The bytes themselves, no copy. Those of a tensor live as long as the tensor does."""
+    if not isinstance(buffer, Tensor):
+        return memoryview(buffer).cast("B")
+    if not buffer.is_contiguous() or not buffer.is_cpu:
+        raise ValueError("only contiguous tensors in main memory go over the wire")
+    size = buffer.numel() * buffer.element_size()
+    # Any dtype, and a third of the time that the way through numpy takes.
+    return _memory(buffer.data_ptr(), size, _WRITABLE) if size else NOTHING
+
+
+def chunks(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
+    """`size` bytes at a time of all of them together, in one piece or more."""
+    gathered: list[memoryview] = []
+    room = size
+    for whole in views:
+        at = 0
+        while at < len(whole):
+            piece = whole[at : at + room]
+            gathered.append(piece)
+            at += len(piece)
+            room -= len(piece)
+            if not room:
+                yield gathered
+                gathered, room = [], size
+    if gathered:
+        yield gathered
+
+
+def after(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of them without the first `count` bytes."""
+    for at, whole in enumerate(views):
+        if count < len(whole):
+            return [whole[count:], *views[at + 1 :]]
+        count -= len(whole)
+    return []

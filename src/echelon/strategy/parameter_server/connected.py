@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from echelon.comm.servers.directory import Directory
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.rows import RemoteTables
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
+from echelon.comm.ps.layout import Layout
+from echelon.comm.ps.messages import Directory
+from echelon.comm.ps.rows import RemoteTables
 from echelon.core.errors import ConfigError, PeerError
 from echelon.core.interfaces import Comm, Task
 from echelon.core.types import Lease, Shard

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from echelon.comm.servers.servers import Servers
+from echelon.comm.ps.client import Servers
 from echelon.optim import gradients
 
 _PIECE = 1 << 18

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from echelon.comm.servers.layout import Layout
-from echelon.comm.servers.partition import Partition
+from echelon.comm.ps.layout import Layout, Partition
 from echelon.core.types import Parallel
 from echelon.strategy.alike import left_alone
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from echelon.comm.servers.outcome import Outcome
+from echelon.comm.ps.messages import Outcome
 from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
 from echelon.core.interfaces import Inspector
 from echelon.core.types import Ask, Batch, Lease, Stats, Update

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from echelon.comm.buckets import square_sum
 from echelon.comm.interface import Collective
-from echelon.comm.kernels import square_sum
 from echelon.core.errors import TaskError
 from echelon.core.interfaces import Inspector
 from echelon.optim import gradients

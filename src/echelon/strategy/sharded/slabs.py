@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from echelon.comm.buckets import Bucket, plan, slices, views
 from echelon.comm.interface import Collective
-from echelon.comm.layout import Bucket, plan, slices, views
 from echelon.strategy.sharded.pieces import Piece, in_row
 
 SLAB = 8 << 20

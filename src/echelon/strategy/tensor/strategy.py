@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from echelon.comm.buckets import square_sum
 from echelon.comm.interface import Collective
-from echelon.comm.kernels import square_sum
 from echelon.core.errors import ConfigError
 from echelon.core.interfaces import Comm, Inspector, Task
 from echelon.core.types import Shard

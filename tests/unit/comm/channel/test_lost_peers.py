@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.comm.channel import Connection, connect, dial, life
+from echelon.comm.channel import Connection, connect, endpoint
+from echelon.comm.channel import connection as life
 from echelon.core.errors import PeerError
 
 from .children import answers, echo, hold_the_interpreter, listening
@@ -71,7 +72,7 @@ def peers(
             )
             with monkeypatch.context() as patch:
                 if kind == "other host":
-                    patch.setattr(dial, "this_host", lambda: "elsewhere")
+                    patch.setattr(endpoint, "this_host", lambda: "elsewhere")
                 found[kind] = call(where, patience=patience)
             stack.callback(found[kind].close)
         yield found, pids
@@ -151,14 +152,14 @@ def test_who_ends_in_the_middle_of_a_message_leaves_no_one_waiting() -> None:
 def test_pings_do_not_pile_up_where_nobody_receives(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "PING", 0.0)
+    monkeypatch.setattr(life, "PING_SECONDS", 0.0)
     with pair(kind) as (ours, theirs):
         ours.send(1, b"", [b"body"])
         assert theirs.receive(5.0) is not None
         # A body that is not taken yet is in the way of taking pings away.
         assert until(lambda: life.unread(theirs._socket) > 0)
         assert theirs.take_bytes() == b"body"
-        monkeypatch.setattr(life, "PING", 60.0)
+        monkeypatch.setattr(life, "PING_SECONDS", 60.0)
         assert until(lambda: life.unread(theirs._socket) == 0)
         ours.send(2)
         frame = theirs.receive(5.0)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.comm.channel import Segment, memory
-from echelon.comm.channel.sockets import abstract
+from echelon.comm import shared_memory
+from echelon.comm.channel import Segment
+from echelon.comm.channel.stream import abstract
 from echelon.core.errors import PeerError
 
 
@@ -50,14 +51,14 @@ def test_a_segment_has_a_size() -> None:
 def test_more_than_the_host_has_is_refused_before_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_free", lambda: 8191)
+    monkeypatch.setattr(shared_memory, "_free", lambda: 8191)
     with pytest.raises(PeerError, match="no shared memory of 8,192 bytes: 8,191 are free"):
         Segment.create(8192)
     Segment.create(8191).close()
 
 
 def test_what_is_free_is_known() -> None:
-    assert 1 << 20 < memory._free() < 1 << 50
+    assert 1 << 20 < shared_memory._free() < 1 << 50
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 108])

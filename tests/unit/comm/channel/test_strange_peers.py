@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.comm.channel import Connection, Listener, connect, dial, handshake, listener, plain
+from echelon.comm.channel import Connection, Listener, connect, endpoint, handshake, stream
 from echelon.comm.channel.handshake import Card, Refused
-from echelon.comm.channel.sockets import Address, open_socket
+from echelon.comm.channel.stream import Address, open_socket
 from echelon.core.errors import PeerError
 
 from .mutants import Peer, exactly, greet, mutated, serve
@@ -92,7 +92,7 @@ def test_one_that_hangs_up_is_no_trouble() -> None:
 
 
 def test_a_slow_one_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "GREETING", 0.3)
+    monkeypatch.setattr(endpoint, "GREETING", 0.3)
     with door() as (opened, said), raw(opened.address) as caller:
         caller.sendall(b"E")
         assert lets_in(opened)
@@ -100,7 +100,7 @@ def test_a_slow_one_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_crowd_at_the_door_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "CROWD", 2)
+    monkeypatch.setattr(endpoint, "CROWD", 2)
     with door() as (opened, said), raw(opened.address), raw(opened.address), raw(opened.address):
         assert "too many others knock" in turned_out(opened, said)
         assert lets_in(opened)
@@ -225,19 +225,17 @@ def raw(where: Address) -> Iterator[socket.socket]:
 def test_one_that_takes_nothing_though_it_lives_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plain, "STALL", 0.4)
-    with (
-        pair("tcp") as (ours, _),
-        pytest.raises(PeerError, match=r"took nothing of what was sent for 0.4 s"),
-    ):
-        ours.send(1, b"", [bytes(100_000_000)])
+    with pair("tcp") as (ours, _):
+        monkeypatch.setattr(stream, "STALL", 0.4)  # the sockets have been given the usual one
+        with pytest.raises(PeerError, match=r"took nothing of what was sent for 0.4 s"):
+            ours.send(1, b"", [bytes(100_000_000)])
 
 
 @pytest.mark.parametrize("sent", [40, 60], ids=["head", "body"])
 def test_one_that_stops_in_mid_frame_though_it_lives_is_given_up(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "STALL", 0.4)
+    monkeypatch.setattr(stream, "STALL", 0.4)
     with door() as (opened, _), ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(opened.accept, 5.0)
         caller, keys = greet(opened.address, KEY)
@@ -256,8 +254,8 @@ def _whole(theirs: Connection) -> None:
 
 
 def test_memory_is_not_shared_between_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial, "this_host", lambda: "another container")
     with door("unix") as (opened, said), ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(endpoint, "this_host", lambda: "another container")
         calling = pool.submit(connect, opened.address, KEY, role="trainer 1", deadline=5.0)
         assert "two containers talk over TCP" in turned_out(opened, said)
         with pytest.raises(PeerError, match="two containers talk over TCP"):

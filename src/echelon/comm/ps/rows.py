@@ -1,0 +1,551 @@
+"""Remote tables, prefetch, shared memory.
+
+Tables whose rows live on servers, as one trainer sees them: every id belongs to one shard.
+
+pull   ids ─▶ by shard ─▶ asked of all ─▶ answers, in the order of the ids
+push   gradients are kept; the next push of the dense ones takes them along, shard by shard
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echelon.comm.channel import Segment
+from echelon.comm.ps.link import Link
+from echelon.comm.ps.messages import (
+    GONE,
+    SOME,
+    Kind,
+    RowHead,
+    blank_state,
+    most_rows,
+    outline,
+    pack_rows,
+    pieces,
+)
+from echelon.comm.ps.row_files import Spool, placed, scratch
+from echelon.core.errors import PeerError
+from echelon.core.hashing import words
+from echelon.core.types import RowSpec
+
+# --- rows ---
+
+State = dict[str, Tensor]
+Insist = Callable[[Callable[[], Any]], Any]
+
+
+class Staged(NamedTuple):
+    """What the next push takes along."""
+
+    ids: Tensor
+    sums: Tensor
+    counts: Tensor | None
+
+
+class RemoteTables:
+    """All tables of a model; `links` are those of the servers, while there are any."""
+
+    def __init__(self, specs: Sequence[RowSpec]) -> None:
+        self.specs = list(specs)
+        self.links: Sequence[Link] = ()
+        self._staged: dict[int, Staged] = {}
+        self._loaded: dict[int, Mapping[str, Tensor]] = {}
+        self._ahead: list[tuple[int, list[list[Tensor]]]] = []
+        self._seq = 0
+        self._rooms = RowRooms()
+        self.ahead = RowsAhead(self._rooms)
+        self.spool = Spool()
+        """Where rows lie on their way into a checkpoint."""
+        self.insist: Insist = lambda question: question()
+        """Asks again where a shard was lost and another process took its place."""
+
+    def store(self, at: int) -> RemoteRows:
+        return RemoteRows(self, at)
+
+    def pull(self, at: int, ids: Tensor) -> Tensor:
+        """The row of each id; good until the next pull, for they may be in shared memory."""
+        if not self.links:
+            raise PeerError("this member is not connected to the servers")
+        early: Tensor | None = self.insist(lambda: self.ahead.take(self.links, at, ids))
+        if early is not None:
+            return early
+        step = most_rows(self.specs[at].width)
+        parts = [
+            self.insist(lambda start=start: self._pull(at, ids[start : start + step]))  # type: ignore[misc]
+            for start in range(0, max(1, len(ids)), step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def expect(self, at: int, ids: Tensor) -> None:
+        """Ask for rows that will be pulled for the next batch."""
+        if self.links:
+            width = self.specs[at].width
+            self.insist(lambda: self.ahead.ask(self.links, at, ids, width))
+
+    def stage(self, at: int, gradients: Staged) -> None:
+        self._staged[at] = gradients
+
+    def prepare(self, seq: int) -> None:
+        """What is staged is part of push `seq`, and goes ahead of it to every shard."""
+        staged, self._staged = self._staged, {}
+        self._ahead = [(at, self._parts(at, gradients)) for at, gradients in staged.items()]
+        self._seq = seq
+
+    def send(self, link: Link) -> None:
+        """This link's part; again, if another process took the shard's place."""
+        shard = link.address.index
+        self.ahead.drain(link)
+        mine = [(at, parts[shard]) for at, parts in self._ahead if len(parts[shard][0])]
+        if link.memory and mine:
+            self._show(link, self._seq, mine)
+            return
+        for at, parts in mine:
+            self._send(link, self._seq, at, parts)
+
+    def _parts(self, at: int, gradients: Staged) -> list[list[Tensor]]:
+        """Per shard: ids, sums and, where they matter, counts."""
+        sharing = Sharing.of(gradients.ids, len(self.links))
+        counts = gradients.counts if self.specs[at].admit > 1 else None
+        columns = (gradients.ids, gradients.sums, counts)
+        divided = [sharing.parts(column) for column in columns if column is not None]
+        return [list(parts) for parts in zip(*divided, strict=True)]
+
+    def drop(self) -> None:
+        self._staged.clear()
+
+    def load(self, at: int, state: Mapping[str, Tensor]) -> None:
+        """Kept until somebody uploads it."""
+        self._loaded[at] = state
+
+    def upload(self) -> None:
+        """To servers whose tables are empty: after an upload of the rest."""
+        loaded, self._loaded = self._loaded, {}
+        for at, state in loaded.items():
+            what = f"the rows of table {self.specs[at].name!r} being taken"
+            for number, piece in enumerate(pieces(state)):
+                for shard, link in enumerate(self.links):
+                    part = part_of(piece, shard, len(self.links))
+                    head = {"table": at, "more": number > 0, "outline": outline(part)}
+                    link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
+
+    def begin_cut(self) -> None:
+        """`state` of each table follows."""
+        self.spool.begin()
+
+    def state(self, at: int) -> State:
+        """All shards' rows, while nobody pushes, piece by piece."""
+        what = f"the rows of table {self.specs[at].name!r}"
+        asked = [link.ask(Kind.ROW_STATE, {"table": at}, what=what) for link in self.links]
+        blanks = [blank_state(frame.fields().get("outline"), None, "meta") for frame in asked]
+        columns = self.spool.columns(_joined(blanks))
+        each = sum(value[:1].nbytes for value in blanks[0].values())
+        count = max(1, SOME // each)
+        with closing(columns):
+            for link in self.links:
+                for part in _parts(link, at, count, scratch(count * each), what):
+                    columns.add(part)
+            return columns.whole()
+
+    def _pull(self, at: int, ids: Tensor) -> Tensor:
+        sharing = Sharing.of(ids, len(self.links))
+        what = f"rows of table {self.specs[at].name!r}"
+        asked = [
+            self._ask(link, at, part, what) if len(part) else None
+            for link, part in zip(self.links, sharing.parts(ids), strict=True)
+        ]
+        found = [
+            self._answered(link, at, size, rows, what)
+            for link, size, rows in zip(self.links, sharing.sizes, asked, strict=True)
+        ]
+        return sharing.joined(found, self.specs[at].width)
+
+    def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> Tensor | None:
+        """Returns where the rows will be, if that is shared memory."""
+        if not link.memory:
+            link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
+            return None
+        shapes = pull_shapes(len(ids), self.specs[at].width)
+        theirs, rows = carve(self._rooms.of(link).area(PULLS, room_for(shapes)), 0, shapes)
+        theirs.copy_(ids)
+        link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids), shared=True)), what=what)
+        return rows
+
+    def _answered(self, link: Link, at: int, size: int, shared: Tensor | None, what: str) -> Tensor:
+        rows = torch.empty(size, self.specs[at].width) if shared is None else shared
+        if size:
+            link.answer(what)
+            if shared is None:
+                link.take([rows], what)
+                link.pulled += rows.nbytes
+        return rows
+
+    def _send(self, link: Link, seq: int, at: int, parts: Sequence[Tensor]) -> None:
+        step = most_rows(self.specs[at].width)
+        for start in range(0, len(parts[0]), step):
+            ids, sums, *counts = (part[start : start + step] for part in parts)
+            head = pack_rows(RowHead(at, len(ids), bool(counts), start > 0))
+            body = [ids, sums, *(count.int() for count in counts)]
+            link.send(Kind.ROW_GRADIENTS, head, body, seq=seq, what="gradients of rows")
+            link.pushed += sum(part.nbytes for part in body)
+
+    def _show(self, link: Link, seq: int, mine: Sequence[tuple[int, list[Tensor]]]) -> None:
+        """Through shared memory: all tables' gradients lie there until the push has its fate."""
+        shapes = [
+            push_shapes(len(parts[0]), self.specs[at].width, len(parts) == 3) for at, parts in mine
+        ]
+        area = self._rooms.of(link).area(PUSHES, sum(map(room_for, shapes)))
+        place = 0
+        for (at, parts), shape in zip(mine, shapes, strict=True):
+            ids, sums, *counts = carve(area, place, shape)
+            for there, here in zip((ids, *counts), (parts[0], *parts[2:]), strict=True):
+                there.copy_(here)
+            head = RowHead(at, len(ids), bool(counts), shared=True, place=place)
+            what = "gradients of rows"
+            link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
+            sums.copy_(parts[1])  # nobody looks at them before the push; at the ids they do
+            place += room_for(shape)
+
+
+class RemoteRows:
+    """One table's `RowStore`."""
+
+    remote = True
+
+    def __init__(self, tables: RemoteTables, at: int) -> None:
+        self._tables, self._at = tables, at
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return self._tables.pull(self._at, ids)
+
+    def expect(self, ids: Tensor) -> None:
+        self._tables.expect(self._at, ids)
+
+    def push(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None = None,
+        *,
+        factor: float = 1.0,  # noqa: ARG002 (the servers know the schedule)
+        version: int | None = None,  # noqa: ARG002 (and count versions)
+    ) -> None:
+        self._tables.stage(self._at, Staged(ids, gradients, counts))
+
+    def state(self) -> State:
+        return self._tables.state(self._at)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._tables.load(self._at, state)
+
+
+def _joined(blanks: Sequence[State]) -> State:
+    """The shape of all shards' rows; what is said of the whole table is said by each."""
+    return {
+        name: torch.empty(
+            value.shape
+            if name == "facts"
+            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
+            dtype=value.dtype,
+            device="meta",
+        )
+        for name, value in blanks[0].items()
+    }
+
+
+def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
+    """A shard's rows, so many at a time; each part is good until the next one."""
+    start = 0
+    while start >= 0:
+        head = {"table": table, "start": start, "count": count}
+        frame = link.ask(Kind.ROW_STATE, head, what=what)
+        fields = frame.fields()
+        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
+        link.take(list(part.values()), what)
+        yield part
+        start = int(fields.get("next", -1))
+
+
+# --- row_shares ---
+# Which shard an id belongs to: a matter of the id and the number of shards alone.
+
+_KEY = 0x54A12D
+_HALF = np.uint64(32)
+
+
+class Sharing(NamedTuple):
+    """Ids in the order of their shards, and how many are each one's."""
+
+    order: Tensor | None
+    """Places of `ids`, shard by shard; None if there is one shard."""
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, ids: Tensor, shards: int) -> Sharing:
+        if shards == 1:
+            return cls(None, [len(ids)])
+        owner = shard_of(ids, shards)
+        order = np.argsort(owner, kind="stable")
+        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
+
+    def parts(self, values: Tensor) -> Sequence[Tensor]:
+        if self.order is None:
+            return [values]
+        return torch.split(values.index_select(0, self.order), self.sizes)
+
+    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
+        """Rows by shard, in the order of the ids."""
+        if self.order is None:
+            return parts[0]
+        into = torch.empty(len(self.order), width)
+        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
+            into.index_copy_(0, places, rows)
+        return into
+
+
+def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
+    """Evenly, whatever the ids are."""
+    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
+    return (high * np.uint64(shards) >> _HALF).view(np.int64)
+
+
+def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
+    """A shard's rows; those that wait belong to shards of their own."""
+    if shards == 1:
+        return {name: value.contiguous() for name, value in state.items()}
+    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
+    waiting = mine
+    if "waiting_ids" in state:
+        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
+    return {
+        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
+        for name, value in state.items()
+    }
+
+
+# --- row_ahead ---
+# Rows of the next batch, asked for while this one is computed.
+#
+#     this batch                                     the next one
+#     forward ─▶ ROWS of the next ─▶ backward ─▶ push ─▶ forward: ROW_CHANGES ─▶ the same rows as a
+#                └─ the shards look them up meanwhile ─┘                        pull would give now
+#
+# What updates have changed in between is sent again, and nothing else: so no result depends on
+# what was asked for ahead of its time.
+
+
+class _Part(NamedTuple):
+    """Of one shard."""
+
+    link: Link
+    number: int
+    """Of the question."""
+    rows: Tensor
+
+
+class _Batch(NamedTuple):
+    """What one pull will ask for."""
+
+    table: int
+    ids: Tensor
+    width: int
+    sharing: Sharing
+    parts: list[_Part | None]
+
+
+class RowsAhead:
+    """Of one trainer: of the next batch, and of this one as long as it is not pulled."""
+
+    def __init__(self, rooms: RowRooms) -> None:
+        self._rooms = rooms
+        self._areas = range(AHEAD, AREAS)
+        self._turn = 0
+        self._batches: list[_Batch] = []
+        self._before: list[_Batch] = []
+
+    def begin(self) -> None:
+        """What is asked for from now on is of another batch. Of the last one, rows are in use."""
+        self._turn += 1
+        self._before, self._batches = self._batches, []
+
+    def ask(self, links: Sequence[Link], table: int, ids: Tensor, width: int) -> None:
+        if not 0 < len(ids) <= most_rows(width):
+            return
+        sharing = Sharing.of(ids, len(links))
+        parts = [
+            self._asked(link, table, part, width) if len(part) else None
+            for link, part in zip(links, sharing.parts(ids), strict=True)
+        ]
+        self._batches.append(_Batch(table, ids, width, sharing, parts))
+
+    def take(self, links: Sequence[Link], table: int, ids: Tensor) -> Tensor | None:
+        """The rows as they are now; None if they have to be pulled.
+
+        They are good until the batch after the next one is asked for.
+        """
+        batch = self._find(table, ids)
+        if batch is None or len(batch.parts) != len(links):
+            return None
+        parts = [part for part in batch.parts if part is not None]
+        if any(part.link is not links[part.link.address.index] for part in parts):
+            return None
+        what = "rows of the next batch"
+        for part in parts:
+            part.link.finish_early(part.number, what)
+        head = RowHead(table, 0)
+        for part in parts:
+            question = pack_rows(head._replace(place=part.number))
+            part.link.begin(Kind.ROW_CHANGES, question, what=what)
+        # All are listened to, or an answer would be taken for that of another question.
+        known = [self._renewed(part, what) for part in parts]
+        if not all(known):
+            return None
+        nothing = torch.empty(0, batch.width)
+        rows = [nothing if part is None else part.rows for part in batch.parts]
+        return batch.sharing.joined(rows, batch.width)
+
+    def drain(self, link: Link) -> None:
+        """Before much is sent: while a shard is at sending, it listens to nobody."""
+        for batch in self._batches:
+            for part in batch.parts:
+                if part is not None and part.link is link:
+                    link.finish_early(part.number, "rows of the next batch")
+
+    def _find(self, table: int, ids: Tensor) -> _Batch | None:
+        for held in (self._before, self._batches):
+            for at, batch in enumerate(held):
+                if batch.table == table and (batch.ids is ids or torch.equal(batch.ids, ids)):
+                    return held.pop(at)
+        return None
+
+    def _asked(self, link: Link, table: int, ids: Tensor, width: int) -> _Part:
+        what, area = "rows of the next batch", self._areas[self._turn % len(self._areas)]
+        head = RowHead(table, len(ids), area=area)
+        if not link.memory:
+            rows = torch.empty(len(ids), width)
+            number = link.begin_early(Kind.ROWS, pack_rows(head), [ids], [rows], what)
+            return _Part(link, number, rows)
+        shapes = pull_shapes(len(ids), width)
+        memory, place = self._rooms.of(link).more(area, self._turn, room_for(shapes))
+        theirs, rows = carve(memory, place, shapes)
+        theirs.copy_(ids)
+        question = pack_rows(head._replace(shared=True, place=place))
+        number = link.begin_early(Kind.ROWS, question, [], [], what)
+        return _Part(link, number, rows)
+
+    def _renewed(self, part: _Part, what: str) -> bool:
+        """Whether the shard knew what it had sent."""
+        frame = part.link.answer(what)
+        if frame.size:
+            changed = frame.size // (8 + 4 * part.rows.shape[1])
+            places = torch.empty(changed, dtype=torch.int64)
+            rows = torch.empty(changed, part.rows.shape[1])
+            part.link.take([places, rows], what)
+            part.link.pulled += rows.nbytes
+            part.rows.index_copy_(0, places, rows)
+        return frame.head != GONE
+
+
+# --- row_room ---
+# Memory that a trainer shares with a shard of its host, for rows: nothing of them is sent.
+#
+#     area 0   ids ┊ rows            the trainer asks, the shard fills in
+#     area 1   ids ┊ sums ┊ counts   for each table of a push, until it has its fate
+#     area 2, 3   ids ┊ rows         of batches to come, in turn, for each table
+#
+# An area that has become too small is replaced by a larger one.
+
+PULLS, PUSHES, AHEAD = 0, 1, 2
+AREAS = 4
+LARGEST = 1 << 40
+_SMALLEST = 1 << 20
+_ALIGNMENT = 64
+
+Shape = tuple[np.dtype[Any], tuple[int, ...]]
+_INT64, _INT32, _FLOAT = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
+
+
+def room_for(shapes: Sequence[Shape]) -> int:
+    """Bytes of tensors of these shapes, one behind the other."""
+    return sum(map(_room, shapes))
+
+
+def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Tensors of these shapes from `place` on; a peer may have asked for anything."""
+    if place % _ALIGNMENT or place + room_for(shapes) > memory.nbytes:
+        raise PeerError(f"rows at {place} of {memory.nbytes:,} bytes of shared memory")
+    whole, found = memory.numpy(), []
+    for shape in shapes:  # NumPy makes such a view in one go, torch in three
+        found.append(torch.from_numpy(np.ndarray(shape[1], shape[0], whole, place)))
+        place += _room(shape)
+    return found
+
+
+def pull_shapes(size: int, width: int) -> list[Shape]:
+    return [(_INT64, (size,)), (_FLOAT, (size, width))]
+
+
+def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
+    counts: list[Shape] = [(_INT32, (size,))] if counted else []
+    return [*pull_shapes(size, width), *counts]
+
+
+class RowRoom:
+    """A trainer's end."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._areas = [torch.empty(0, dtype=torch.uint8) for _ in range(AREAS)]
+        self._used = [(0, 0)] * AREAS
+        """By which turn, and how many bytes."""
+
+    def area(self, number: int, size: int) -> Tensor:
+        """At least so many bytes; other memory than before, if that was less."""
+        if self._areas[number].nbytes < size:
+            segment = Segment.create(max(_SMALLEST, 2 * size))
+            try:
+                head = {"area": number, "size": segment.size}
+                self.link.share(Kind.ROW_ROOM, head, segment, "memory for rows being mapped")
+            finally:
+                segment.close()
+            self._areas[number] = segment.tensor
+        return self._areas[number]
+
+    def more(self, number: int, turn: int, size: int) -> tuple[Tensor, int]:
+        """So many bytes of an area that nothing else has in this turn: memory, and a place there.
+
+        If there is not enough, what was given out before is good still: it is other memory.
+        """
+        before, used = self._used[number]
+        if before != turn:
+            used = 0
+        if used + size > self._areas[number].nbytes:
+            self.area(number, used + size)
+            used = 0
+        self._used[number] = turn, used + size
+        return self._areas[number], used
+
+
+class RowRooms:
+    """Of all links of a trainer."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, RowRoom] = {}
+
+    def of(self, link: Link) -> RowRoom:
+        found = self._rooms.get(link.address.index)
+        if found is None or found.link is not link:
+            found = self._rooms[link.address.index] = RowRoom(link)
+        return found
+
+
+def _room(shape: Shape) -> int:
+    size = math.prod(shape[1], start=shape[0].itemsize)
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,415 @@
+"""Requests of trainers, shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from echelon.comm.channel import Connection, Frame
+from echelon.comm.ps import messages
+from echelon.comm.ps.messages import (
+    GONE,
+    Kind,
+    blank_state,
+    most_rows,
+    outline,
+    unpack_chunk,
+    unpack_push,
+    unpack_rows,
+)
+from echelon.comm.ps.rows import AREAS, LARGEST, PULLS, PUSHES, carve, pull_shapes, push_shapes
+from echelon.comm.ps.state import Part, blank
+from echelon.core.errors import EchelonError, PeerError
+from echelon.core.types import Lease
+from echelon.optim.tables import Rows
+from echelon.server.dispatch import Desk
+from echelon.server.shard import PinnedSeat, Seat, Shard, WireSeat
+
+if TYPE_CHECKING:
+    from echelon.server.process import Role
+
+
+# --- conversation ---
+# What one trainer says to a shard, heard by a thread of its own.
+
+
+class Conversation:
+    """A question that cannot be granted is refused; whoever makes no sense is hung up on."""
+
+    def __init__(self, role: Role, connection: Connection, *, memory: bool) -> None:
+        self._role, self._shard, self._memory = role, role.shard, memory
+        self._connection = connection
+        connection.limit = messages.LIMIT
+        self.member = -1
+        self._asked = 0
+        self._seat: Seat | None = None
+        self._upload: tuple[Part, dict[str, Any]] | None = None
+        self._rows = RowTalk(role.shard, connection, memory=memory)
+
+    def run(self) -> None:
+        """Until the trainer is gone, or this process ends."""
+        handlers: Mapping[int, Callable[[Frame], None]] = {
+            Kind.PUSH: self._push,
+            Kind.GRADIENTS: self._gradients,
+            Kind.ROW_GRADIENTS: lambda frame: self._rows.gradients(frame, self.member),
+            Kind.PULL: self._pull,
+        }
+        questions: Mapping[int, Callable[[Frame], None]] = {
+            Kind.SET_UP: self._set_up,
+            Kind.ROOM: self._room,
+            Kind.UPLOAD: self._begin_upload,
+            Kind.STATE: self._end_upload,
+            Kind.CUT: self._cut,
+            Kind.ENTER: self._enter,
+            Kind.CALL: self._call,
+            Kind.ROWS: self._rows.rows,
+            Kind.ROW_CHANGES: self._rows.changes,
+            Kind.ROW_STATE: self._rows.state,
+            Kind.ROW_LOAD: self._rows.load,
+            Kind.ROW_ROOM: self._rows.room,
+        }
+        try:
+            while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
+                if frame.kind in handlers:
+                    handlers[frame.kind](frame)
+                elif frame.kind in questions:
+                    self._grant(questions[frame.kind], frame)
+                else:
+                    raise PeerError(f"a frame of kind {frame.kind} is not for this shard")
+        finally:
+            self._connection.close()
+            if self._seat is not None:
+                self._shard.stand_up(self.member, self._seat)
+                self._seat.close()
+            self._role.left(self)
+
+    def _grant(self, question: Callable[[Frame], None], frame: Frame) -> None:
+        self._asked = frame.seq
+        try:
+            question(frame)
+        except PeerError:
+            raise
+        except EchelonError as error:
+            self._connection.send(Kind.REFUSED, {"reason": str(error)}, seq=self._asked)
+
+    def _answer(self, head: Mapping[str, Any] | None = None, document: Any = None) -> None:
+        body = [] if document is None else [messages.to_bytes(document)]
+        self._connection.send(Kind.ANSWER, head or {}, body, seq=self._asked)
+
+    # Questions.
+
+    def _set_up(self, frame: Frame) -> None:
+        member = frame.fields().get("member")
+        document = messages.take(self._connection, frame)
+        if type(member) is not int or not 0 <= member < 1 << 32 or self._seat is not None:
+            raise PeerError(f"a set-up by member {member!r}")
+        self.member = member
+        self._role.set_up(self, document)
+        holding = self._shard.holding
+        self._connection.limit = max(messages.LIMIT, 8 * holding.partition.bytes(holding.shard))
+        if not self._memory:
+            memory = torch.zeros(holding.partition.bytes(holding.shard), dtype=torch.uint8)
+            gradients = holding.partition.carve(holding.shard, memory)
+            self._sit(
+                WireSeat(self._connection, gradients, holding.weights, apart=not holding.together)
+            )
+        self._answer(
+            {
+                "incarnation": self._shard.incarnation,
+                "version": self._shard.version,
+                "shared": holding.shared,
+            }
+        )
+
+    def _room(self, frame: Frame) -> None:
+        """The trainer's memory; over a unix socket alone."""
+        holding, shared = self._shard.holding, bool(frame.fields().get("shared"))
+        if not self._memory or (shared and not holding.shared) or self._seat is not None:
+            raise PeerError("memory is shared that nobody asked for")
+        size = holding.layout.bytes
+        gradients = self._connection.receive_segment(size)
+        gradients.close()
+        mine = holding.cut(gradients.tensor)
+        if shared:
+            self._sit(Seat(self._connection, mine))
+        else:
+            weights = self._connection.receive_segment(size)
+            weights.close()
+            theirs = holding.cut(weights.tensor)
+            self._sit(PinnedSeat(self._connection, mine, theirs, holding.weights))
+        self._answer()
+        if shared and holding.shard == 0:
+            assert holding.segment is not None
+            self._connection.send_segment(holding.segment)
+
+    def _begin_upload(self, frame: Frame) -> None:
+        document = messages.take(self._connection, frame)
+        match document:
+            case {"part": head, "incarnation": int(incarnation), "gate": dict()} if incarnation > 0:
+                holding = self._shard.holding
+                self._upload = blank(holding.partition, holding.shard, head), document
+            case _:
+                raise PeerError("an upload must have a part, an incarnation and the gate's state")
+        self._answer()
+
+    def _end_upload(self, _: Frame) -> None:
+        if self._upload is None:
+            raise PeerError("tensors of an upload that never began")
+        (part, document), self._upload = self._upload, None
+        self._connection.take(part.body())
+        self._role.load(part, document["incarnation"], document["gate"])
+        self._answer()
+
+    def _cut(self, _: Frame) -> None:
+        with self._shard.order.quiet():
+            part = self._shard.holding.flats.part()
+            self._answer({}, {"part": part.head(), "gate": self._role.gate_state()})
+            self._connection.send(Kind.ANSWER, {}, part.body(), seq=self._asked)
+
+    def _enter(self, frame: Frame) -> None:
+        match frame.fields():
+            case {"generation": int(generation), "members": list(members)} if all(
+                type(member) is int for member in members
+            ):
+                self._role.gate.enter(generation, members)
+            case _:
+                raise PeerError("a generation must have a number and members")
+        self._answer()
+
+    def _call(self, frame: Frame) -> None:
+        self._answer({}, self._replied(frame.fields()))
+
+    def _replied(self, question: dict[str, Any]) -> dict[str, Any]:
+        role = self._role
+        match question:
+            case {"name": "figures"}:
+                return role.figures(self.member)
+            case {"name": "records", "recorded": int(recorded)}:
+                return {"records": role.gate.records(recorded)}
+            case {"name": "observe", "schedule": dict(schedule)}:
+                role.gate.observe(schedule)
+            case {"name": "uploaded", "incarnation": int(incarnation)}:
+                role.uploaded(incarnation)
+            case {"name": "rest"}:
+                role.gate.rest(self.member)
+            case {"name": "leave_out", "lease": [int(epoch), int(start), int(stop)]}:
+                role.gate.leave_out(self.member, Lease(epoch, start, stop))
+            case {"name": "ledger"}:
+                return {"ledger": role.gate.state()["ledger"]}
+            case _:
+                raise PeerError(f"asks for {question.get('name')!r}, which is not known")
+        return {}
+
+    # Updates.
+
+    def _gradients(self, frame: Frame) -> None:
+        self._present().stage([unpack_chunk(frame.head)], frame)
+
+    def _push(self, frame: Frame) -> None:
+        head, seat = unpack_push(frame.head), self._present()
+        seat.stage(head.chunks, frame)
+        self._shard.staged(self.member, frame.seq, seat)
+        self._role.pushed(self, frame.seq, head)
+
+    def _pull(self, frame: Frame) -> None:
+        self._present()
+        self._role.gate.pull(self.member, frame.seq, begin=frame.head != b"look")
+
+    def _sit(self, seat: Seat) -> None:
+        self._seat = seat
+        self._shard.sit(self.member, seat)
+
+    def _present(self) -> Seat:
+        if self._seat is None:
+            raise PeerError("pushes or pulls before it is set up")
+        return self._seat
+
+
+# --- row_talk ---
+# What one trainer says to a shard about the rows of tables.
+#
+# ROWS ahead      ids of the next batch: their rows, while the trainer is at work on this one
+# ROW_CHANGES     those rows again, where updates have changed them since
+
+_MOST_AHEAD = 1024
+_LARGEST = 1 << 40
+
+
+class _Ahead(NamedTuple):
+    """What a trainer has of rows that it will ask for again."""
+
+    held: Rows
+    turn: int
+    ids: Tensor
+    rows: Tensor | None
+    """Where they are, if that is shared memory."""
+
+
+class RowTalk:
+    """A part of a conversation; whoever makes no sense is hung up on."""
+
+    def __init__(self, shard: Shard, connection: Connection, *, memory: bool) -> None:
+        self._shard, self._connection, self._memory = shard, connection, memory
+        self._areas: dict[int, Tensor] = {}
+        """Memory that the trainer shares."""
+        self._ahead: dict[int, _Ahead] = {}
+
+    def rows(self, frame: Frame) -> None:
+        head = unpack_rows(frame.head)
+        held = self._shard.tables.at(head.table)
+        if head.size > most_rows(held.spec.width):
+            raise PeerError(f"asks for {head.size:,} rows of {held.spec.width} numbers at once")
+        if head.shared:
+            shapes = pull_shapes(head.size, held.spec.width)
+            theirs, out = carve(self._area(head.area), head.place, shapes)
+            ids = theirs.clone()  # the trainer may write there again, but these are remembered
+        else:
+            if frame.size != 8 * head.size:
+                raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
+            ids, out = torch.empty(head.size, dtype=torch.int64), None
+            self._connection.take([ids])
+        turn = held.turn
+        found = held.pull(ids, out)
+        if head.area != PULLS:
+            self._remember(frame.seq, _Ahead(held, turn, ids, out))
+        self._answer(frame, body=() if head.shared else (found,))
+
+    def changes(self, frame: Frame) -> None:
+        """Those of rows that were sent ahead, each once."""
+        number = unpack_rows(frame.head).place
+        ahead = self._ahead.pop(number, None)
+        if ahead is None or not self._shard.tables.has(ahead.held):
+            self._answer(frame, GONE)
+            return
+        places, rows = ahead.held.changes(ahead.ids, ahead.turn)
+        if ahead.rows is not None:
+            ahead.rows.index_copy_(0, places, rows)
+        self._answer(frame, body=() if ahead.rows is not None else (places, rows))
+
+    def room(self, frame: Frame) -> None:
+        match frame.fields():
+            case {"area": int(area), "size": int(size)} if (
+                self._memory and 0 <= area < AREAS and 0 < size <= LARGEST
+            ):
+                segment = self._connection.receive_segment(size)
+                segment.close()
+                self._areas[area] = segment.tensor
+            case _:
+                raise PeerError("memory for rows is shared that makes no sense")
+        self._answer(frame)
+
+    def state(self, frame: Frame) -> None:
+        """How much of it there is, or a piece."""
+        held = self._shard.tables.at(_table(frame))
+        with self._shard.order.quiet():
+            match frame.fields():
+                case {"start": int(start), "count": int(count)} if (
+                    0 <= start < _LARGEST and 0 < count < _LARGEST
+                ):
+                    part, following = held.part(start, count)
+                    head = {
+                        "outline": outline(part),
+                        "next": -1 if following is None else following,
+                    }
+                    self._connection.send(Kind.ANSWER, head, list(part.values()), seq=frame.seq)
+                case {"start": _, **_rest} | {"count": _, **_rest}:
+                    raise PeerError("asks for a piece of a table that cannot be")
+                case _:
+                    head = {"outline": outline(held.blank())}
+                    self._connection.send(Kind.ANSWER, head, seq=frame.seq)
+
+    def load(self, frame: Frame) -> None:
+        state = blank_state(frame.fields().get("outline"), frame.size)
+        self._connection.take(list(state.values()))
+        with self._shard.order.quiet():
+            more = bool(frame.fields().get("more"))
+            self._shard.tables.load(_table(frame), state, more=more)
+        self._answer(frame)
+
+    def gradients(self, frame: Frame, member: int) -> None:
+        head = unpack_rows(frame.head)
+        if head.shared:
+            held = self._shard.tables.at(head.table)
+            shapes = push_shapes(head.size, held.spec.width, head.counted)
+            ids, *rest = carve(self._area(PUSHES), head.place, shapes)
+            body = [held.own(ids), *rest]  # once looked at, they have to stay as they are
+        else:
+            body = self._shard.tables.blank(head, frame.size)
+            self._connection.take(body)
+        self._shard.tables.stage(member, frame.seq, head, body)
+
+    def _remember(self, number: int, ahead: _Ahead) -> None:
+        self._ahead[number] = ahead
+        while len(self._ahead) > _MOST_AHEAD:  # a trainer that never comes back to them
+            del self._ahead[next(iter(self._ahead))]
+
+    def _answer(self, frame: Frame, head: bytes = b"", body: Sequence[Tensor] = ()) -> None:
+        self._connection.send(Kind.ANSWER, head, body, seq=frame.seq)
+
+    def _area(self, number: int) -> Tensor:
+        if number not in self._areas:
+            raise PeerError("speaks of rows in memory that is not shared")
+        return self._areas[number]
+
+
+def _table(frame: Frame) -> int:
+    found = frame.fields().get("table")
+    if type(found) is not int:
+        raise PeerError(f"asks for table {found!r}")
+    return found
+
+
+# --- peer_talk ---
+# What another shard says to the gate.
+
+
+class PeerTalk:
+    def __init__(self, desk: Desk, shard: Shard, connection: Connection) -> None:
+        self._desk, self._shard, self._connection = desk, shard, connection
+        self._index = -1
+
+    def run(self) -> None:
+        try:
+            while (frame := self._connection.receive()) is not None and frame.kind != Kind.BYE:
+                self._hear(frame)
+        finally:
+            if self._index >= 0:
+                self._desk.lost(self._index, self._connection)
+
+    def _hear(self, frame: Frame) -> None:
+        match frame.kind, frame.fields():
+            case Kind.HELLO, {
+                "shard": int(index),
+                "number": int(number),
+                "incarnation": int(incarnation),
+                "staged": list(staged),
+                "squares": list(squares),
+            } if 0 < index < self._shard.count:
+                self._index = index
+                pushes = [(int(member), int(seq)) for member, seq in staged]
+                for entry, square in squares:
+                    self._desk.squares(index, int(entry), float(square))
+                self._desk.greet(index, self._connection, number, incarnation, pushes)
+            case Kind.STAGED, {"member": int(member), "seq": int(seq)} if self._index > 0:
+                self._desk.staged(self._index, member, seq)
+            case Kind.SQUARES, {"number": int(number), "square": int() | float() as square} if (
+                self._index > 0
+            ):
+                scale = self._desk.squares(self._index, number, float(square))
+                if scale is not None:
+                    self._connection.send(Kind.FACTOR, {"number": number, "scale": scale})
+            case Kind.SEGMENT, {"size": int(size)}:
+                self._lend(size)
+            case kind, _:
+                raise PeerError(f"said {kind} to the gate, which makes no sense")
+
+    def _lend(self, size: int) -> None:
+        """The memory of all weights, for a shard of this host."""
+        segment = self._shard.holding.segment
+        fits = segment is not None and segment.size == size
+        self._connection.send(Kind.ANSWER, {"shared": fits})
+        if segment is not None and fits:
+            self._connection.send_segment(segment)
