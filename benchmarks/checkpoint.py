@@ -37,7 +37,7 @@ from echelon.checkpoint.state import flatten
 from echelon.comm import Alone
 from echelon.core.config import job_from
 from echelon.core.interfaces import Task
-from echelon.loop.assemble import assemble
+from echelon.loop.build import assemble
 from echelon.loop.run import Run
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.task import prepare

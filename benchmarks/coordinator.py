@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from echelon.cluster.coordinator import Settings, serve
-from echelon.cluster.coordinator.call import Call
-from echelon.cluster.coordinator.handshake import VERSION
+from echelon.cluster.coordinator.protocol import VERSION
+from echelon.cluster.coordinator.session import Call
 from echelon.data.journal import Journal
 
 FORK = multiprocessing.get_context("fork")

@@ -38,8 +38,8 @@ from typing import Any
 import torch
 
 from echelon import cross_entropy
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection, ScheduleSection
 from echelon.core.config.sections import ShardedSection

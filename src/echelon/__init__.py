@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from echelon.core.interfaces import Task
     from echelon.data.prepare import prepare
     from echelon.data.prepare.encoders import Prepared
-    from echelon.loop.result import Result
+    from echelon.loop.driver import Result
     from echelon.task.losses import binary_cross_entropy, cross_entropy, squared_error
 
 __getattr__ = lazily(
@@ -47,7 +47,7 @@ __getattr__ = lazily(
         "core.interfaces": ("Task",),
         "data.prepare": ("prepare",),
         "data.prepare.encoders": ("Prepared",),
-        "loop.result": ("Result",),
+        "loop.driver": ("Result",),
         "task.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
     },
 )

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from echelon.cluster import supervisor
-from echelon.cluster.launch import facts_of, launch
-from echelon.cluster.member import Member
-from echelon.cluster.verdict import MemberFailed
+from echelon.cluster.health import MemberFailed
+from echelon.cluster.supervisor import facts_of, launch
+from echelon.cluster.workers import Member
 from echelon.core.errors import (
     ConfigError,
     DataError,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from echelon.checkpoint import state
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 from echelon.core.errors import RunError
 from echelon.core.types import Shard
-from echelon.loop.fellows import Fellows
+from echelon.loop.agreement import Fellows
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from echelon.cluster import forkable
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster import environment
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(120)
@@ -62,7 +62,7 @@ def test_pools_of_numpy_and_arrow_work_before_and_in_members() -> None:
 
 def test_kernel_threads_that_cannot_be_paused_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     without = ctypes.CDLL("libm.so.6")
-    monkeypatch.setattr(forkable, "_openmp", lambda: [without])
+    monkeypatch.setattr(environment, "_openmp", lambda: [without])
     with pytest.raises(UserError, match="OMP_NUM_THREADS=1"):
         launch(2, lambda _: {}, deadline=5)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from echelon.cluster.environment import beside
-from echelon.cluster.gpu import take_gpu
+from echelon.cluster.start import take_gpu
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, UserError
-from echelon.loop.assemble import find_device
+from echelon.loop.build import find_device
 
 
 @pytest.fixture

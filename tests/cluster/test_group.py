@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
-from echelon.cluster.verdict import MemberFailed
+from echelon.cluster.health import MemberFailed
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 from tests.cluster.shared import SOON
 

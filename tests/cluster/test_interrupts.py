@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster import child, supervisor
-from echelon.cluster.launch import facts_of, launch
-from echelon.cluster.member import Member
-from echelon.cluster.pipes import Pipes
-from echelon.cluster.relay import RelayThread
-from echelon.cluster.verdict import Interrupted, MemberFailed
+from echelon.cluster import supervisor, workers
+from echelon.cluster.health import Interrupted, MemberFailed
+from echelon.cluster.supervisor import facts_of, launch
+from echelon.cluster.workers import Member, Pipes, RelayThread
 from echelon.core.errors import PeerError
-from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
+from echelon.loop.driver import SAME_SECONDS, on_interrupt
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 from tests.cluster.test_failures import stuck
 
@@ -210,7 +208,7 @@ def test_a_member_that_is_not_ready_yet_ends_and_the_others_with_it() -> None:
 
 
 def test_a_signal_waits_until_a_new_member_can_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = child._settle
+    settle = workers._settle
 
     def slowly(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
         if index == 1:
@@ -224,7 +222,7 @@ def test_a_signal_waits_until_a_new_member_can_take_it(monkeypatch: pytest.Monke
         time.sleep(60)
         return {}
 
-    monkeypatch.setattr(child, "_settle", slowly)
+    monkeypatch.setattr(workers, "_settle", slowly)
     with pytest.raises(Interrupted):
         launch(2, work, deadline=5)
 
@@ -260,8 +258,8 @@ def test_a_bug_while_stopping_is_not_hidden() -> None:
 
 SCRIPT = """
 import os, sys, time
-from echelon.cluster.launch import launch
-from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
+from echelon.cluster.supervisor import launch
+from echelon.loop.driver import SAME_SECONDS, on_interrupt
 
 def work(member):
     asked = []

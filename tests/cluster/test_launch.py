@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.cluster.launch import facts_of, launch
-from echelon.cluster.member import Member
-from echelon.cluster.verdict import Interrupted, MemberFailed
+from echelon.cluster.health import Interrupted, MemberFailed
+from echelon.cluster.supervisor import facts_of, launch
+from echelon.cluster.workers import Member
 from echelon.core.errors import TrainingError, UserError
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 
@@ -136,7 +136,7 @@ def test_a_process_that_a_member_left_running_ends_with_it() -> None:
 def test_exit_handlers_and_buffers_of_the_parent_run_once() -> None:
     script = (
         "import atexit, sys\n"
-        "from echelon.cluster.launch import launch\n"
+        "from echelon.cluster.supervisor import launch\n"
         "atexit.register(lambda: print('bye'))\n"
         "sys.stdout.write('hello ')\n"
         "launch(3, lambda m: {}, deadline=5)\n"

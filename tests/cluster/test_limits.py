@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from echelon.cluster.fleet import Fleet
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.services import Fleet
 from echelon.cluster.start import start
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.core.config import job_from
 from echelon.core.errors import ConfigError, TrainingError
 from echelon.core.interfaces import Task

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,9 +7,9 @@ import timeit
 from contextlib import closing
 from typing import Any
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
-from echelon.cluster.pulse import Pulses
+from echelon.cluster.health import Pulses
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 
 
 def test_what_is_written_is_read() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from echelon.cluster.fleet import served
+from echelon.cluster.services import served
 from tests.cluster.elastic import (
     ENDLESS,
     EPOCHS,
@@ -128,7 +128,7 @@ def test_trainers_apart_that_know_of_different_versions_do_the_same_after_a_loss
 
 # What is fetched for a cut takes longer than others' next updates.
 FETCHED = """
-from echelon.strategy.parameter_server.connected import Connected
+from echelon.strategy.parameter_server.connection import Connected
 
 def fetched(self, fetch=Connected._optimizer_state):
     if self._comm.index == 0:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
-from echelon.cluster.signals import caught, held_back
+from echelon.cluster.environment import caught, held_back
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from tests.cluster.shared import DEADLINE, SOON, Counters, wait_for
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
-from echelon.loop.interrupt import on_interrupt
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
+from echelon.loop.driver import on_interrupt
 from tests.cluster.shared import Counters, start, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
 SCRIPT = """
 import os, sys, time
-from echelon.cluster.launch import launch
+from echelon.cluster.supervisor import launch
 
 def work(member):
     helper = os.fork()  # what a member starts is stopped with it

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 
 DEADLINE = 60.0

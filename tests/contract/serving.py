@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from echelon.cluster.fleet import Fleet
-from echelon.cluster.forkable import _end_kernel_threads
-from echelon.cluster.launch import launch
-from echelon.cluster.member import Member
+from echelon.cluster.environment import _end_kernel_threads
+from echelon.cluster.services import Fleet
+from echelon.cluster.supervisor import launch
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 from echelon.comm.peers import Place
 from echelon.comm.ps.messages import Directory, ShardAddress

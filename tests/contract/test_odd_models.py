@@ -251,9 +251,9 @@ def test_layers_whose_weights_are_read_from_elsewhere_are_not_gathered_alone() -
     alone = [through(made(None, each), few) for each in (task, other)]
 
     def work(group: Group) -> float:
-        from echelon.strategy.sharded import fully
+        from echelon.strategy.sharded import fsdp
 
-        fully.UNIT = 0
+        fsdp.UNIT = 0
         mine = [through(made("parameters", each, group), few) for each in (task, other)]
         pairs = zip(mine, alone, strict=True)
         return max(difference(*pair) for pair in pairs) if group.index == 0 else 0.0

@@ -17,7 +17,7 @@ from echelon.comm.group import Group
 from echelon.core.config import ClipSection, OptimizerSection
 from echelon.core.interfaces import Strategy
 from echelon.core.types import Ask, Batch
-from echelon.strategy.pipeline.pieces import how_many, pieces
+from echelon.strategy.pipeline.schedule import how_many, pieces
 
 from . import members, networks
 from .jobs import difference, strategy

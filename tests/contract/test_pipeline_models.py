@@ -15,7 +15,7 @@ from echelon.comm.group import Group
 from echelon.core.config import OptimizerSection, SyncSection
 from echelon.core.types import Batch
 from echelon.models.resnet import BLOCKS, ResNet, ResNetOptions
-from echelon.strategy.pipeline.pieces import how_many, pieces
+from echelon.strategy.pipeline.schedule import how_many, pieces
 from echelon.task import prepare
 
 from . import members, networks

@@ -13,7 +13,7 @@ from echelon.core.config import SyncSection
 from echelon.core.config.sections import ShardedSection
 from echelon.core.interfaces import Task
 from echelon.core.types import Ask, Parallel, Stats
-from echelon.loop.assemble import kind
+from echelon.loop.build import kind
 
 from . import members, networks
 from .jobs import cut, difference, steps, strategy

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from echelon.core.config import ClipSection, OptimizerSection, ParameterServerSection
 from echelon.core.types import Parallel
 from echelon.strategy import all_reduce
-from echelon.strategy.parameter_server import straight
-from echelon.strategy.parameter_server.straight import bend_back, straighten
+from echelon.strategy.parameter_server import gradients
+from echelon.strategy.parameter_server.gradients import bend_back, straighten
 
 from . import networks, trained
 from .jobs import difference, strategy
@@ -30,7 +30,7 @@ ADAMW = OptimizerSection(name="adamw", lr=1e-2, eps=1e-5, weight_decay=0.1)
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(straight, "LEAST", 1)
+    monkeypatch.setattr(gradients, "LEAST", 1)
     monkeypatch.setattr(all_reduce, "EARLY", 0)
 
 

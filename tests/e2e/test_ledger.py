@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from echelon.data.journal import JOURNAL, entries
-from echelon.loop.audit import audit
+from echelon.loop.journal import audit
 
 from .command import echelon, shelf, start, wait_for
 from .test_api import pairs, task, train

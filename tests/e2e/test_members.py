@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import echelon
 from echelon import Task, cross_entropy
 from echelon.cluster import start
-from echelon.cluster.verdict import MemberFailed
+from echelon.cluster.health import MemberFailed
 from echelon.core.errors import DataError, TaskError
 from echelon.track import Store
 

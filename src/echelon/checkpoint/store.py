@@ -242,3 +242,8 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- assemble ---
+
+CHECKPOINTS = "checkpoints"

@@ -16,8 +16,7 @@ from echelon.core.errors import UserError
 
 if TYPE_CHECKING:
     from echelon.cluster.chaos.plan import Fault
-    from echelon.cluster.chaos.report import Report
-    from echelon.cluster.chaos.run import Told
+    from echelon.cluster.chaos.run import Report, Told
     from echelon.core.config import Job
 
 FAILED = 1
@@ -95,7 +94,7 @@ def _planned(plan: str | None, chance: int | None, runs: int) -> Sequence[Fault]
 
 def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
     """Each trial as it is done, then all of them."""
-    from echelon.cluster.chaos.report import show, show_all
+    from echelon.cluster.chaos.run import show, show_all
     from echelon.core import format
     from echelon.track import views
 

@@ -125,7 +125,7 @@ def ledger(
     """The proof: per epoch what was consumed once, twice or never, by whom, and every failure."""
     found = _store(folder).run(run)
     from echelon.core import format
-    from echelon.loop.audit import audit, require_exact
+    from echelon.loop.journal import audit, require_exact
     from echelon.track import views
 
     proof = audit(found.folder, checkpoint=verify)

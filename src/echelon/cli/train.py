@@ -176,7 +176,7 @@ def join(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Help with a run that is under way: this process becomes one of its members."""
-    from echelon.cluster import joining  # torch is imported only when there is work for it
+    from echelon.cluster import start as joining  # torch is imported only when there is work for it
     from echelon.track import progress
 
     try:

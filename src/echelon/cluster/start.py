@@ -1,10 +1,13 @@
-"""Where a run takes place: in this process, in several of this machine, or among torchrun's."""
+"""Where a run takes place; join."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +15,30 @@ import torch
 from torch import nn
 
 from echelon import strategy
-from echelon.cluster.elastic_start import launch_elastic
+from echelon import task as tasks
+from echelon.cluster.coordinator import Settings, join_string, read_join_string
+from echelon.cluster.elastic_group import ElasticGroup
 from echelon.cluster.environment import beside, joined
-from echelon.cluster.gpu import take_gpu
-from echelon.cluster.launch import facts_of, launch, steps_of
-from echelon.cluster.listening import check_addresses
-from echelon.cluster.member import Member
-from echelon.cluster.verdict import MemberFailed
+from echelon.cluster.health import MemberFailed
+from echelon.cluster.services import Fleet, Keeper, Office, check_addresses
+from echelon.cluster.supervisor import facts_of, launch, steps_of
+from echelon.cluster.workers import Member
 from echelon.comm.group import Group
 from echelon.comm.peers import Place
 from echelon.core.config import Job, job_from
-from echelon.core.errors import ConfigError, EchelonError
+from echelon.core.errors import ConfigError, EchelonError, Left, PeerError, RunError, TrainingError
 from echelon.core.interfaces import Observer, Task
-from echelon.loop import Result, assist, begin, run_job
-from echelon.loop.assemble import numerics, parallel
+from echelon.data.journal import JOURNAL, Journal
+from echelon.loop import PYTHON_TASK, Result, assist, begin, run_job, take_part
+from echelon.loop.build import numerics, parallel
 from echelon.loop.inference import final_model
 from echelon.optim import build_schedule
+from echelon.task import prepare
 from echelon.track import Store
 from echelon.track.store import Status
+
+# --- start ---
+# Where a run takes place: in this process, in several of this machine, or among torchrun's.
 
 
 def start(
@@ -188,3 +197,209 @@ def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
         model=model,
         nodes=found.get("nodes", {}),
     )
+
+
+# --- elastic_start ---
+# A run on this machine that outlives its members: each is dispensable, and others may join.
+
+_KEY_BYTES = 32
+
+
+def launch_elastic(
+    job: Job, task: Task, run: str, *, resume: bool, observers: Sequence[Observer]
+) -> dict[str, Any]:
+    """Members, and a coordinator that sees to it that they find each other; returns a summary."""
+    store = Path(job.track.folder).resolve()
+    folder, samples, key = store / run, len(prepare(task).train), secrets.token_bytes(_KEY_BYTES)
+    about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
+    _note_beginning(folder / JOURNAL, job, run, samples)
+    with ExitStack() as last:
+        fleet = None
+        if strategy.has_servers(job):
+            fleet = last.enter_context(closing(Fleet(job, key, folder / JOURNAL)))
+            about["servers"] = [asdict(shard) for shard in fleet.addresses]
+        office = Office(_settings(job, key, samples, about), folder / JOURNAL, job.elastic.address)
+        keeper = last.enter_context(closing(Keeper(office)))
+        address = (job.elastic.address, keeper.port)
+
+        def work(member: Member) -> Mapping[str, Any]:
+            take_gpu(job, member.place.index)
+            group = _group(job, address, key, member)
+            with member_of(group, fatal=True) as results:
+                result = take_part(
+                    job,
+                    task,
+                    group,
+                    run=run,
+                    store=store,
+                    resume=resume,
+                    observers=observers,
+                    newcomer=not group.met,
+                )
+                results.append(result)
+                return {**result.summary(), "led": group.index == 0}
+
+        last.enter_context(_invitation(folder / JOIN, join_string(*address, key)))
+        found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet)
+    return found or _recorded(store, run)
+
+
+def _note_beginning(path: Path, job: Job, run: str, samples: int) -> None:
+    with Journal(path) as journal:
+        journal.add(
+            "begun",
+            run=run,
+            samples=samples,
+            batch_size=job.batch_size,
+            seed=job.seed,
+            workers=job.workers,
+        )
+
+
+def _settings(job: Job, key: bytes, samples: int, about: dict[str, Any]) -> Settings:
+    return Settings(
+        key=key,
+        expected=job.workers,
+        min_workers=job.elastic.min_workers,
+        wait=job.elastic.wait,
+        samples=samples,
+        run=about,
+    )
+
+
+def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> ElasticGroup:
+    return ElasticGroup(
+        address,
+        key,
+        name=f"worker {member.place.index}",
+        number=member.place.index,
+        deadline=job.sync.deadline,
+        pulse=member.pulse,
+    )
+
+
+def _recorded(store: Path, run: str) -> dict[str, Any]:
+    """The summary of a run that was brought to its end by members who joined it."""
+    found = Store(store).run(run).summary
+    if "folder" not in found:
+        raise TrainingError(f"run {run!r} is done, but how is not on record in {store}")
+    return dict(found)
+
+
+@contextmanager
+def _invitation(path: Path, text: str) -> Iterator[None]:
+    """The join string, for whoever may read the owner's files; gone when the run is."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, text.encode() + b"\n")
+    finally:
+        os.close(handle)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+# --- gpu ---
+# Which GPU a member computes on.
+
+
+def take_gpu(job: Job, local: int) -> None:
+    """Let `cuda` mean a GPU of this member's own: `local` counts the members of this machine.
+
+    Called in the member's process: asking for GPUs before a fork would spoil them for it.
+    """
+    found = torch.cuda.device_count()
+    if found == 0 or not job.device.startswith(("auto", "cuda")):
+        return
+    if ":" in job.device:
+        raise ConfigError(
+            f"device {job.device!r} is one GPU, and {job.workers} members need one each: "
+            f"write device: cuda",
+            ("device",),
+        )
+    if local >= found:
+        raise ConfigError(
+            f"member {local} of this machine has no GPU of its own, for there are {found}: "
+            f"use fewer workers, or device: cpu",
+            ("workers",),
+        )
+    torch.cuda.set_device(local)
+
+
+# --- joining ---
+# Becoming a member of a run that is under way.
+
+JOIN = "join"
+"""The file in a run's folder that has its join string."""
+_DEADLINE = 30.0
+"""Seconds without a word from the coordinator."""
+
+
+def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
+    """Take part in a run until it ends. `text`: its join string, or its folder on this machine.
+
+    `Left` is raised if a signal asks this process to end: the run goes on without it.
+    """
+    host, port, key = read_join_string(_string(text))
+    group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
+    with member_of(group, fatal=False) as results:
+        about = group.run
+        job = job_from(about["job"], checks=[strategy.check])
+        task = tasks.load_task(_joinable(job))
+        result = take_part(
+            job,
+            task,
+            group,
+            run=about["run"],
+            store=Path(about["store"]),
+            observers=observers,
+            newcomer=True,
+            guest=True,
+        )
+        results.append(result)
+        return result
+
+
+@contextmanager
+def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
+    """Whatever happens inside, the coordinator is told how this member ended: by the result."""
+    results: list[Result] = []
+    try:
+        yield results
+        group.leave(results[0].status, over=True)
+    except Left as error:
+        with suppress(PeerError):
+            group.leave(str(error))
+        raise
+    except BaseException as error:
+        with suppress(PeerError):
+            group.leave(_words(error), fatal=fatal)
+        raise
+    finally:
+        group.end()
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped at once by a signal"
+    return f"{type(error).__name__}: {error}"
+
+
+def _string(text: str) -> str:
+    """The join string, be it given or kept in the run's folder."""
+    if "://" in text:
+        return text
+    path = Path(text) / JOIN
+    if not path.is_file():
+        raise RunError(
+            f"{text!r} is neither a join string (echelon://HOST:PORT/KEY) nor the folder of a run "
+            f"that can be joined: there is no {path}"
+        )
+    return path.read_text(encoding="ascii").strip()
+
+
+def _joinable(job: Job) -> Job:
+    if job.task == PYTHON_TASK:
+        raise RunError("this run was started from Python: its task is not known to other processes")
+    return job

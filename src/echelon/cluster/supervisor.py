@@ -1,4 +1,6 @@
-"""Watches over the members until the last one has ended.
+"""Watch workers and services until the last ends.
+
+Watches over the members until the last one has ended.
 
 a failure ─▶ 1 s to notice it by themselves ─▶ SIGTERM ─▶ 1.5 s ─▶ SIGKILL
 the first Ctrl-C, SIGTERM or SIGHUP ─▶ passed on: they stop at the same step, with a checkpoint
@@ -14,17 +16,20 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
-from echelon.cluster.crew import Child, Crew
-from echelon.cluster.fault import Fault
-from echelon.cluster.pulse import Beat, Pulses
-from echelon.cluster.relay import Relay
-from echelon.cluster.signals import FORWARDED, SUSPEND, suspend
-from echelon.cluster.verdict import End, named, verdict
+from echelon.cluster.elastic_group import RunEnded
+from echelon.cluster.environment import FORWARDED, SUSPEND, caught, make_forkable, suspend
+from echelon.cluster.health import Beat, End, Fault, Pulses, named, verdict
+from echelon.cluster.services import Fleet, Keeper, Seat
+from echelon.cluster.workers import Child, Crew, Relay, Work
+from echelon.core.errors import UserError
 from echelon.core.format import warn
-from echelon.loop.interrupt import SAME_SECONDS
+from echelon.loop.driver import SAME_SECONDS
+
+# --- supervisor ---
 
 NOTICE_SECONDS = 1.0
 TERM_SECONDS = 1.5
@@ -228,3 +233,204 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
         return None
+
+
+# --- lenient ---
+# A supervisor of members that can do without each other.
+#
+# a member is killed ─▶ the others go on; the coordinator sees to it
+# a member raises an error of its own ─▶ as ever: all end, and one error says why
+# the coordinator or a parameter server ends ─▶ another one is started
+# all members are killed ─▶ whoever joined goes on; the run is over when the coordinator says so
+# whoever leads is done, or the coordinator says that all is ─▶ the others have 2 s ─▶ SIGTERM
+# ─▶ 1.5 s ─▶ SIGKILL
+
+_LINGER_SECONDS = 2.0
+_NEWS_SECONDS = 15.0
+"""For all to hear of the run's end, once one of them has."""
+_HEARD_SECONDS = 0.5
+_LOOK_SECONDS = 0.25
+"""Between two looks at whether a server stands still."""
+
+
+class LenientSupervisor(Supervisor):
+    """Watches the coordinator too, and the servers if there are any."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        pulses: Pulses,
+        signals: int,
+        deadline: float,
+        keeper: Keeper,
+        fleet: Fleet | None = None,
+    ) -> None:
+        super().__init__(crew, pulses, signals, deadline)
+        self._keeper, self._fleet = keeper, fleet
+        self._over = self._left_alone = False
+
+    def verdict(self) -> BaseException | None:
+        """Whoever was merely lost is not to blame for an error that another one raised."""
+        if self.result or self._keeper.ending() in ("done", "stopped"):
+            return None
+        raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
+        own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
+        failed = [end for end in self.ends if end.failed]
+        judged = own or raised or failed[-1:] or self.ends  # before the last one, others went on
+        return verdict(judged, self.seen, self.forwarded, self._crew.count)
+
+    def _goes_on(self) -> bool:
+        """Whoever joined from elsewhere goes on without us; the coordinator knows until when."""
+        if self._crew.alive:
+            return True
+        raised = any(end.fault and end.fault.kind != RunEnded.__name__ for end in self.ends)
+        if self.result or raised or self._over or self.forwarded:
+            return False
+        if not self._left_alone:
+            self._left_alone = True
+            self._keeper.leave_alone()
+        return True
+
+    def _watch_more(self) -> None:
+        self._register(self._keeper.handle, self._replace)
+        for seat in self._fleet.seats if self._fleet else ():
+            self._register(seat.handle, self._replace_server, seat)
+
+    def _patience(self) -> float | None:
+        patience = super()._patience()
+        if self._fleet is None:
+            return patience
+        return _LOOK_SECONDS if patience is None else min(patience, _LOOK_SECONDS)
+
+    def _act(self) -> bool:
+        for said in self._fleet.end_frozen() if self._fleet else ():
+            warn(said)
+        return super()._act()
+
+    def _replace_server(self, seat: Seat) -> None:
+        assert self._fleet is not None
+        self._selector.unregister(seat.handle)
+        warn(self._fleet.replace(seat, self._crew.pipes.close))
+        self._register(seat.handle, self._replace_server, seat)
+
+    def _replace(self) -> None:
+        """The coordinator has ended, and not because it was told to."""
+        self._selector.unregister(self._keeper.handle)
+        status = self._keeper.reap()
+        self._over = status == 0
+        if self._over:
+            self._be_done()
+        if self._over or self.result:
+            return
+        warn(f"the coordinator ended ({_how(status)}); another one takes over")
+        self._keeper.start(self._crew.pipes.close)
+        self._register(self._keeper.handle, self._replace)
+
+    def _be_done(self) -> None:
+        """Whoever is still there was given up, and need not know that it was."""
+        self._keeper.shut()
+        done = self._keeper.ending() in ("done", "stopped")
+        patience = _LINGER_SECONDS if done else _NEWS_SECONDS
+        self._end_by((patience, signal.SIGTERM), (patience + TERM_SECONDS, signal.SIGKILL))
+
+    def _suspend(self) -> None:
+        """The coordinator stops too, or it would give up on all; it hears members before it looks
+        for who was silent."""
+        self._keeper.signal(signal.SIGSTOP)
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGSTOP)
+        super()._suspend()
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGCONT)
+        time.sleep(_HEARD_SECONDS)
+        self._keeper.signal(signal.SIGCONT)
+
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
+        known = self.result
+        super()._take(child, message)
+        self.result = known
+        found = message.get("result", {})
+        if found and (found["led"] or not known):
+            self.result = found
+
+    def _raised(self, fault: Fault) -> None:
+        """Whoever only hears that the run has ended, be it done, is no reason to end the others."""
+        if fault.kind != RunEnded.__name__:
+            self._failed()
+        else:
+            self._end_by((_NEWS_SECONDS, signal.SIGTERM), (_NEWS_SECONDS + 1, signal.SIGKILL))
+
+    def _missed(self, end: End) -> None:
+        """Only an error that was raised is everybody's."""
+        if end.fault is not None:
+            self._raised(end.fault)
+        if end.finished and self.result.get("led"):
+            self._end_by(
+                (_LINGER_SECONDS, signal.SIGTERM),
+                (_LINGER_SECONDS + TERM_SECONDS, signal.SIGKILL),
+            )
+
+
+def _how(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"
+
+
+# --- launch ---
+# The processes of one run on one machine: started, watched over, and ended together.
+
+
+def launch(
+    count: int,
+    work: Work,
+    *,
+    deadline: float,
+    keeper: Keeper | None = None,
+    fleet: Fleet | None = None,
+) -> dict[str, Any]:
+    """Run `work` in `count` processes of this machine; returns what member 0's gave back.
+
+    The members are forked from here: what is loaded before is there once, and shared. If one
+    fails all end, and one error says why: the member's own if it was an `EchelonError`, otherwise
+    `MemberFailed`. `Interrupted` says that they were made to end by Ctrl-C or SIGTERM; a run that
+    stopped by itself when it was asked to returns its result. `deadline` (seconds) is how long a
+    member may wait for another one. With a `keeper` of a coordinator members are dispensable, and
+    what comes back is of whoever led them at the end; a `fleet` of servers goes with it.
+    """
+    if count < 1:
+        raise UserError(f"workers = {count}: at least one process has to do the work")
+    make_forkable()
+    if keeper is not None:
+        keeper.start(lambda: None)  # first of all: it has nothing of the members' then
+    if fleet is not None:
+        fleet.start(lambda: None)
+    with (
+        closing(Pulses(count)) as pulses,
+        caught() as signals,
+        closing(Crew(count, besides=signals)) as crew,
+    ):
+        crew.start(work, pulses, deadline)
+        supervisor: Supervisor
+        if keeper is None:
+            supervisor = Supervisor(crew, pulses, signals.reader, deadline)
+        else:
+            keeper.serve_store()
+            supervisor = LenientSupervisor(crew, pulses, signals.reader, deadline, keeper, fleet)
+        supervisor.watch()
+    error = supervisor.verdict()
+    if error is None:
+        return supervisor.result
+    vars(error)["facts"] = supervisor.facts
+    vars(error)["steps"] = supervisor.steps
+    raise error
+
+
+def facts_of(error: BaseException) -> Mapping[str, Any]:
+    """What the members had told before `launch` raised this error."""
+    found: Mapping[str, Any] = vars(error).get("facts", {})
+    return found
+
+
+def steps_of(error: BaseException) -> int:
+    """The updates that were made before `launch` raised this error."""
+    found: int = vars(error).get("steps", 0)
+    return found

@@ -1,9 +1,7 @@
 """The loop, and what stands around it in one process."""
 
-from echelon.loop.open_run import PYTHON_TASK, KnownRun, check_resume, load_run, rearranged
-from echelon.loop.result import Result
-from echelon.loop.session import assist, run_job
-from echelon.loop.taking_part import begin, take_part
+from echelon.loop.driver import Result, assist, begin, run_job, take_part
+from echelon.loop.inference import PYTHON_TASK, KnownRun, check_resume, load_run, rearranged
 
 __all__ = [
     "PYTHON_TASK",

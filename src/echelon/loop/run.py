@@ -1,27 +1,176 @@
-"""One run under way: what the loop works on and what is due between its steps."""
+"""Run: 12 fields; Progress, Membership, StopRules, Meter, evaluate."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
 
 from echelon.checkpoint import Shelf, Writer
 from echelon.checkpoint import state as randomness
 from echelon.core.config import Job
-from echelon.core.errors import Left, NonFiniteError, PeerError
+from echelon.core.errors import Left, NonFiniteError, PeerError, TrainingError
 from echelon.core.interfaces import Comm, Metric, Observer, RemoteStrategy, Schedule, Strategy
-from echelon.core.types import Ask, Lease
+from echelon.core.types import Ask, Lease, Stats, Update
 from echelon.data.ledger import Ledger
-from echelon.data.loader import Loader
-from echelon.loop.due import is_due, next_due, saves_on_the_way
-from echelon.loop.evaluate import Evaluation, evaluate, evaluation_size
-from echelon.loop.fellows import Fellows
-from echelon.loop.limits import Limits
-from echelon.loop.meter import Meter
-from echelon.loop.recording import Recording
+from echelon.data.loader import Loader, ranges
+from echelon.loop.agreement import Fellows
 from echelon.optim import EarlyStop
+
+# --- limits ---
+# When a run ends.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Epochs, steps and seconds; whichever comes first."""
+
+    epochs: int | None
+    steps: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, job: Job) -> Limits:
+        return cls(job.epochs, job.steps, None if job.minutes is None else job.minutes * 60)
+
+    def total_steps(self, samples: int, batch_size: int) -> int | None:
+        """How many updates there will be at most, if that can be known."""
+        per_epoch = -(-samples // batch_size)
+        ends = [] if self.epochs is None else [self.epochs * per_epoch]
+        ends += [] if self.steps is None else [self.steps]
+        return min(ends, default=None)
+
+    def reached(self, version: int) -> str | None:
+        """Why to stop at this version, if so."""
+        if self.steps is not None and version >= self.steps:
+            return f"{self.steps} steps done"
+        return None
+
+    def late(self, seconds: float) -> bool:
+        """Whether the time is over."""
+        return self.seconds is not None and seconds >= self.seconds
+
+
+# --- meter ---
+# Adds up what the updates report.
+
+
+class Meter:
+    """Loss and speed since the last reading, and totals since the start."""
+
+    def __init__(self, samples: int = 0) -> None:
+        self.samples = samples
+        self._loss_sum = 0.0
+        self._weight = 0.0
+        self._last_loss = float("nan")
+        self.steps = 0
+        self._samples = 0
+        self._since = time.perf_counter()
+        self._rates = (0.0, 0.0)
+
+    def add(self, done: Update, size: int, steps: int = 1) -> None:
+        """An update of so many samples; or `steps` like it, of which others made the rest."""
+        self._loss_sum += done.loss_sum
+        self._weight += done.weight
+        self.steps += steps
+        self._samples += size * steps
+        self.samples += size * steps
+
+    def peek(self) -> dict[str, float]:
+        """Loss and rates of the current window, or of the last one while this one is empty."""
+        seconds = time.perf_counter() - self._since
+        if self.steps and seconds > 0:
+            self._rates = (self.steps / seconds, self._samples / seconds)
+        if self._weight:
+            self._last_loss = self._loss_sum / self._weight
+        return {
+            "loss": self._last_loss,
+            "steps_per_s": self._rates[0],
+            "samples_per_s": self._rates[1],
+        }
+
+    def read(self) -> dict[str, float]:
+        """The current window's figures; a new window begins."""
+        values = self.peek()
+        self.restart()
+        return values
+
+    def restart(self) -> None:
+        """Begin a new window."""
+        self._loss_sum, self._weight, self.steps, self._samples = 0.0, 0.0, 0, 0
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time spent inside, on an evaluation say, does not count as training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - began
+
+
+# --- recording ---
+# Whoever takes down what is committed.
+
+
+class Recording(Protocol):
+    """Takes down what is committed."""
+
+    def tick(self) -> None:
+        """Called often; writes seldom."""
+        ...
+
+    def keep(self) -> None:
+        """Before what is committed becomes part of a checkpoint."""
+        ...
+
+
+# --- evaluate ---
+# Look at the held-out samples, each exactly once.
+
+
+class Evaluation(NamedTuple):
+    """Figures, and the sums they were computed from."""
+
+    values: dict[str, float]
+    totals: dict[str, Tensor]
+    samples: int
+
+
+def evaluation_size(job: Job) -> int:
+    """Samples looked at together: no gradients are kept, so there is room for more."""
+    return job.evaluate.batch_size or max(job.batch_size, 256)
+
+
+def evaluate(
+    strategy: Strategy, loader: Loader, metrics: Mapping[str, Metric], batch_size: int
+) -> Evaluation:
+    """Loss and metrics over everything the loader has; members look at a part each."""
+    loss_sum, weight = 0.0, 0.0
+    totals: dict[str, Tensor] = {}
+    with closing(loader.stream(ranges(len(loader.source), batch_size))) as stream:
+        for _lease, micro in stream:
+            stats = strategy.compute(micro, backward=False)
+            loss_sum += float(stats.loss_sum)
+            weight += stats.weight
+            for name, part in stats.metrics.items():
+                totals[name] = totals[name] + part if name in totals else part
+    seen = strategy.total(Stats(torch.tensor(loss_sum, dtype=torch.float64), weight, totals))
+    if seen.weight == 0:
+        raise TrainingError("the held-out samples have no weight: there is nothing to evaluate")
+    values = {"loss": float(seen.loss_sum) / seen.weight}
+    values |= {name: metrics[name].value(total) for name, total in seen.metrics.items()}
+    return Evaluation(values, dict(seen.metrics), len(loader.source))
+
+
+# --- run ---
+# One run under way: what the loop works on and what is due between its steps.
 
 TICK = 0.1
 """Seconds between two looks at the clock's work: progress, time limit."""
@@ -342,3 +491,29 @@ class Run:
         """At this version; where versions are not seen one by one, since the `last` look."""
         since = (self.met_at if last is None else last) if self.strategy.apart else None
         return is_due(every, self.version, since)
+
+
+# --- due ---
+# At which versions something is due.
+
+
+def is_due(every: object, version: int, since: int | None = None) -> bool:
+    """At this version; with `since`, at any after that one. An epoch's own work has its place."""
+    if not isinstance(every, int):
+        return False
+    if since is None:
+        return version % every == 0
+    return version // every > max(0, since) // every
+
+
+def next_due(job: Job, version: int) -> int:
+    """The next version with work, so that a step in between costs nothing."""
+    intervals = (job.track.every, job.evaluate.every, job.checkpoint.every)
+    steps = [version - version % n + n for n in intervals if isinstance(n, int)]
+    return min(steps if job.steps is None else [*steps, job.steps])
+
+
+def saves_on_the_way(job: Job, *, evaluates: bool) -> bool:
+    """Whether checkpoints are written before the end."""
+    looks = evaluates and job.evaluate.every != "never"
+    return job.checkpoint.every != "never" or (looks and job.checkpoint.best)

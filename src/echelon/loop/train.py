@@ -1,4 +1,6 @@
-"""The loop, drawn once:
+"""The loop, drawn once.
+
+The loop, drawn once:
 
     for each epoch
         for each lease of its order, with its micro-batches
@@ -17,15 +19,17 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from typing import TypeAlias, cast
 
 from echelon.core.errors import NonFiniteError, PeerError
-from echelon.loop.following import count_up
-from echelon.loop.foresight import told_ahead
-from echelon.loop.gathering import gather, lost
-from echelon.loop.meeting import meet, open_ledger
+from echelon.core.interfaces import RemoteStrategy, Strategy
+from echelon.core.types import Batch, Lease
+from echelon.loop.recovery import count_up, gather, lost, meet, open_ledger, secure, skip_or_raise
 from echelon.loop.run import Run
-from echelon.loop.safety import secure, skip_or_raise
+
+# --- train ---
 
 
 def train(run: Run) -> str:
@@ -110,3 +114,25 @@ def _pass(run: Run, epoch: int) -> str | None:
     finally:
         # Whatever was read ahead and not trained on has to be handed out again.
         ledger.give_back_all()
+
+
+# --- foresight ---
+# A strategy that can make use of it hears of the next batch before it computes this one.
+
+Leased: TypeAlias = "tuple[Lease, list[Batch]]"
+
+
+def told_ahead(strategy: Strategy, stream: Iterator[Leased]) -> Iterator[Leased]:
+    """The stream as it is; read one further than it is handed out, if that is worth it."""
+    remote = cast(RemoteStrategy, strategy)
+    if not (strategy.remote and remote.foresees):
+        return stream
+    return _told(remote, stream)
+
+
+def _told(strategy: RemoteStrategy, stream: Iterator[Leased]) -> Iterator[Leased]:
+    following = next(stream, None)
+    while following is not None:
+        this, following = following, next(stream, None)
+        strategy.expect(() if following is None else following[1])
+        yield this

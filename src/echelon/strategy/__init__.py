@@ -1,12 +1,14 @@
 """One file per way to synchronise."""
 
-from echelon.strategy.checks import check, check_task, remarks
 from echelon.strategy.registry import (
     arrangement,
     build,
     can_do_without,
+    check,
+    check_task,
     has_servers,
     names,
+    remarks,
     sections,
 )
 

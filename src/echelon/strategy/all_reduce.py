@@ -1,4 +1,6 @@
-"""Every member has the whole model and a part of the batch; gradients are summed over all.
+"""Replicated model, summed gradients.
+
+Every member has the whole model and a part of the batch; gradients are summed over all.
 
     member 0   forward ─ backward ─┬ bucket ┬ bucket ┐
     member 1   forward ─ backward ─┴ bucket ┴ bucket ┴─▶ Σ grad / Σ weight ─▶ the same step each
@@ -10,26 +12,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
-from echelon.core.errors import TaskError
+from echelon.core.errors import ConfigError, TaskError, unknown
 from echelon.core.types import Ask, Batch, Shard, Stats
 from echelon.optim import gradients
 from echelon.optim.step import reads_gradients_only
-from echelon.strategy.agree import agree
-from echelon.strategy.alike import make_alike
-from echelon.strategy.batch_norm import attend, looks_in_evaluation, synchronise, unsynchronise
-from echelon.strategy.fault import blame
-from echelon.strategy.pace import Pace, shares
-from echelon.strategy.padding import Pad, Padding
-from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
-from echelon.strategy.totals import total
+from echelon.strategy.balance import Pace, shares
+from echelon.strategy.base import NO_GRADIENT, Met, Synchronous
+from echelon.strategy.batch_norm import (
+    Pad,
+    Padding,
+    attend,
+    looks_in_evaluation,
+    synchronise,
+    unsynchronise,
+)
+from echelon.strategy.diagnose import agree, blame
+
+# --- all_reduce ---
 
 EARLY = 1 << 20
 """Bytes of gradients from which on they are handed over during backward; below, after it."""
@@ -237,3 +246,93 @@ def came_twice(name: str) -> str:
         f"the gradient of {name!r} came in several parts, as if its layer were used twice under "
         f"checkpoint(use_reentrant=True): give it use_reentrant=False"
     )
+
+
+# --- alike ---
+# All members begin with member 0's weights.
+
+
+class Copying(Protocol):
+    """The part of a collective that is needed here."""
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None: ...
+
+
+@torch.no_grad()
+def make_alike(model: nn.Module, collective: Copying, skip: Sequence[str]) -> None:
+    """Copy parameters and buffers from the first member, but for those that `skip` names."""
+    names: dict[Tensor, list[str]] = {}  # a tied one has several
+    for name, tensor in chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        names.setdefault(tensor, []).append(name)
+    known = list(chain.from_iterable(names.values()))
+    for pattern in skip:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ConfigError(
+                unknown("sync.skip_init: parameter", pattern, known), ("sync", "skip_init")
+            )
+    chosen = [
+        tensor.detach()
+        for tensor, its in names.items()
+        if tensor.numel() and not left_alone(its, skip)
+    ]
+    collective.broadcast_(chosen)
+
+
+def left_alone(names: Sequence[str], skip: Sequence[str]) -> list[str]:
+    """Which of these names `skip` names, be it by a pattern."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in skip)]
+
+
+# --- totals ---
+# What the members saw of the held-out samples, added up.
+
+_DIMS = 6
+_KINDS = (torch.float64, torch.float32, torch.int64)
+
+
+class Summing(Protocol):
+    """The part of a collective that is needed here."""
+
+    def sum(self, values: Sequence[float]) -> list[float]: ...
+
+    def sum_(self, tensor: Tensor) -> None: ...
+
+
+def total(collective: Summing, stats: Stats, names: Sequence[str]) -> Stats:
+    """Sums over all members. One without samples has no metrics, and learns their shapes first."""
+    loss_sum, weight = collective.sum([float(stats.loss_sum), stats.weight])
+    metrics: dict[str, Tensor] = {}
+    if names:
+        shapes = torch.tensor([_described(stats.metrics.get(name)) for name in names])
+        collective.sum_(shapes)
+        for name, shape in zip(names, shapes.tolist(), strict=True):
+            if shape[0]:
+                metrics[name] = _summed(collective, stats.metrics.get(name), shape)
+    return Stats(torch.tensor(loss_sum, dtype=torch.float64), weight, metrics)
+
+
+def _described(part: Tensor | None) -> list[int]:
+    """How many describe it (one), its kind, its dimensions; all zero where there is nothing."""
+    if part is None:
+        return [0] * (3 + _DIMS)
+    assert part.ndim <= _DIMS, f"a metric of {part.ndim} dimensions"
+    sizes = [*part.shape, *[0] * (_DIMS - part.ndim)]
+    return [1, _KINDS.index(_kind(part)), part.ndim, *sizes]
+
+
+def _summed(collective: Summing, part: Tensor | None, shape: list[int]) -> Tensor:
+    kind, ndim, *sizes = (number // shape[0] for number in shape[1:])
+    dtype = _KINDS[kind]
+    whole = torch.zeros(sizes[:ndim], dtype=dtype)
+    if part is not None:
+        whole.copy_(part)
+    collective.sum_(whole)
+    return whole
+
+
+def _kind(part: Tensor) -> torch.dtype:
+    if part.dtype == torch.float64:
+        return torch.float64
+    return torch.float32 if part.is_floating_point() else torch.int64

@@ -1,4 +1,4 @@
-"""Strategies by name: a new one is one file and one row."""
+"""Strategies by name; does the job fit?."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import importlib
 from typing import NamedTuple
 
 from echelon.core.config import Axis, Job
-from echelon.core.interfaces import Inspector, Schedule, Strategy
+from echelon.core.errors import ConfigError, unknown
+from echelon.core.interfaces import Inspector, Schedule, Strategy, Task
 from echelon.core.types import Numerics, Parallel
+
+# --- registry ---
+# Strategies by name: a new one is one file and one row.
 
 
 class Row(NamedTuple):
@@ -27,7 +31,7 @@ ROWS = {
     "pipeline": Row("pipeline", "Pipeline", "pipeline"),
     "all_reduce": Row("all_reduce", "AllReduce", "data", elastic=True),
     "sharded": Row("sharded", "Sharded", "sharded", elastic=True),
-    "tensor": Row("tensor", "Tensor", "tensor"),
+    "tensor": Row("tensor", "TensorParallel", "tensor"),
     "parameter_server": Row(
         "parameter_server", "ParameterServer", "data", elastic=True, servers=True
     ),
@@ -81,3 +85,113 @@ def build(
     kind = getattr(importlib.import_module(f"echelon.strategy.{row.module}"), row.kind)
     strategy: Strategy = kind(numerics, schedule, inspector, parallel)
     return strategy
+
+
+# --- checks ---
+# Whether a job fits its strategy: what cannot be is refused, what has no effect is said.
+
+OWN_OPTIMIZER = (
+    "the task brings its own optimizer, but under a parameter server it is the servers that apply "
+    "gradients: set `optimizer` in the job instead"
+)
+
+
+def check(job: Job) -> None:
+    """Refuse a strategy that does not exist or cannot run with these workers and settings."""
+    if job.strategy not in ROWS:
+        raise ConfigError(unknown("strategy", job.strategy, ROWS), ("strategy",))
+    _check_members(job)
+    _check_elastic(job)
+    _check_sections(job)
+    _check_batch(job)
+
+
+def check_task(job: Job, task: Task) -> None:
+    """Refuse a task that this strategy cannot train."""
+    if has_servers(job) and task.optimizer is not None:
+        raise ConfigError(OWN_OPTIMIZER, ("strategy",))
+    if job.parameter_server.merit.policy != "none" and task.valid is None:
+        raise ConfigError(
+            "parameter_server.merit needs held-out samples, and this task has none",
+            ("parameter_server", "merit", "policy"),
+        )
+
+
+def _check_members(job: Job) -> None:
+    axis = ROWS[job.strategy].axis
+    if axis is None and job.workers != 1:
+        several = ", ".join(name for name in names() if ROWS[name].axis is not None)
+        raise ConfigError(
+            f"workers = {job.workers}: strategy {job.strategy!r} is one process (of several are: "
+            f"{several})",
+            ("workers",),
+        )
+    known = {axis, "data"} - {None}
+    if idle := [name for name in job.mesh if name not in known]:
+        raise ConfigError(
+            f"mesh axis {idle[0]!r} has no effect with strategy {job.strategy!r} "
+            f"(its axes: {', '.join(sorted(map(str, known))) or 'none'})",
+            ("mesh", idle[0]),
+        )
+
+
+def _check_elastic(job: Job) -> None:
+    if job.elastic.enabled and not ROWS[job.strategy].elastic:
+        able = ", ".join(name for name, row in ROWS.items() if row.elastic)
+        raise ConfigError(
+            f"elastic.enabled has no effect with strategy {job.strategy!r} (it has with {able})",
+            ("elastic", "enabled"),
+        )
+    if has_servers(job) and job.elastic.enabled is False:
+        raise ConfigError(
+            f"elastic.enabled = false has no effect with strategy {job.strategy!r}: its trainers "
+            f"can always do without each other",
+            ("elastic", "enabled"),
+        )
+
+
+def _check_sections(job: Job) -> None:
+    for name in sections():
+        if name != job.strategy and (given := _given(job, name)):
+            raise ConfigError(
+                f"{name}.{given[0]} has no effect with strategy {job.strategy!r}", (name, given[0])
+            )
+
+
+def _check_batch(job: Job) -> None:
+    """Everybody who takes part in a batch has to get something of it."""
+    along = arrangement(job)
+    readers = along.get("data", 1) * along.get("sharded", 1)
+    if has_servers(job):
+        readers = job.parameter_server.pushes(job.workers)
+    if job.batch_size < readers:
+        raise ConfigError(
+            f"batch_size = {job.batch_size}: {readers} members share each batch, "
+            f"so it needs as many samples at least",
+            ("batch_size",),
+        )
+    largest = -(-job.batch_size // (readers * job.accumulate))
+    if job.pipeline.micro is not None and job.pipeline.micro > largest:
+        raise ConfigError(
+            f"pipeline.micro = {job.pipeline.micro}, but no more than {largest} samples of a batch "
+            f"of {job.batch_size} go through a pipeline at once",
+            ("pipeline", "micro"),
+        )
+
+
+def remarks(job: Job) -> list[str]:
+    """What is set for several members, whatever the strategy, and has no effect with this one."""
+    row = ROWS[job.strategy]
+    idle = {"sync": row.axis is None, "elastic": not row.elastic}
+    return [
+        f"{name}.{key} has no effect with strategy {job.strategy!r}"
+        for name in idle
+        if idle[name]
+        for key in _given(job, name)
+        if (name, key) != ("elastic", "enabled")  # false is just what happens
+    ]
+
+
+def _given(job: Job, section: str) -> list[str]:
+    """The keys that say anything else than the defaults."""
+    return list(getattr(job, section).model_dump(exclude_defaults=True))

@@ -6,8 +6,8 @@ import math
 
 from echelon.core.errors import TaskError
 from echelon.optim import gradients
-from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
-from echelon.strategy.tables import RowUpdates
+from echelon.strategy.base import NO_GRADIENT, Met, Synchronous
+from echelon.strategy.model import RowUpdates
 
 
 class Single(Synchronous):

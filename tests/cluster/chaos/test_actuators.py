@@ -11,12 +11,11 @@ from typing import cast
 
 import pytest
 
-from echelon.cluster.chaos.actuators import Actuators, Never, NotYet
+from echelon.checkpoint.store import CHECKPOINTS
+from echelon.cluster.chaos.faults import Actuators, Never, NotYet
 from echelon.cluster.chaos.plan import read_plan
-from echelon.cluster.chaos.process import Command
-from echelon.cluster.chaos.scene import Scene
-from echelon.cluster.fleet import SERVERS
-from echelon.loop.assemble import CHECKPOINTS
+from echelon.cluster.chaos.view import Command, Scene
+from echelon.cluster.services import SERVERS
 
 
 def test_a_server_is_killed_only_while_its_state_is_somewhere_else(tmp_path: Path) -> None:

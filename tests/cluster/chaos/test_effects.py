@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from echelon.checkpoint import Shelf
-from echelon.cluster.chaos.deeds import Deed
-from echelon.cluster.chaos.effects import Frozen, FullDisk, Handle, Slowed
+from echelon.cluster.chaos.faults import Frozen, FullDisk, Handle, Slowed
 from echelon.cluster.chaos.plan import Fault
-from echelon.cluster.coordinator.processes import look
+from echelon.cluster.chaos.view import Deed
+from echelon.cluster.coordinator.membership import look
 from tests.cluster.shared import wait_for
 
 pytestmark = pytest.mark.timeout(120)

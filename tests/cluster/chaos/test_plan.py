@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cluster.chaos.chance import random_plan
-from echelon.cluster.chaos.plan import Fault, PlanError, read_plan
+from echelon.cluster.chaos.plan import Fault, PlanError, random_plan, read_plan
 from echelon.core.errors import UserError
 
 PLAN = (

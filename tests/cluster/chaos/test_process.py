@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cluster.chaos import process
-from echelon.cluster.chaos.process import Command, in_session
-from echelon.cluster.chaos.remains import remains, shared_memory
+from echelon.cluster.chaos import view
+from echelon.cluster.chaos.trial import remains, shared_memory
+from echelon.cluster.chaos.view import Command, in_session
 from tests.cluster.shared import wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,7 +32,7 @@ class Here(Command):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
         script = Path("parent.py")
         script.write_text(PARENT)
-        monkeypatch.setattr(process, "PROGRAM", [sys.executable, str(script)])
+        monkeypatch.setattr(view, "PROGRAM", [sys.executable, str(script)])
         super().__init__(arguments)
 
     def child(self) -> int:

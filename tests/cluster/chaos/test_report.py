@@ -12,17 +12,15 @@ import torch
 from rich.console import Console
 
 from echelon.checkpoint import Shelf
-from echelon.cluster.chaos.deeds import Deed
-from echelon.cluster.chaos.figures import kinds
+from echelon.cluster.chaos.measure import Difference, difference, kinds
 from echelon.cluster.chaos.plan import read_plan
-from echelon.cluster.chaos.report import Report, show, show_all
-from echelon.cluster.chaos.run import endure, unlike
+from echelon.cluster.chaos.run import Report, endure, show, show_all, unlike
 from echelon.cluster.chaos.trial import Trial
-from echelon.cluster.chaos.weights import Difference, difference
+from echelon.cluster.chaos.view import Deed
 from echelon.core.config import Job, job_from
 from echelon.core.errors import UserError
-from echelon.loop.assemble import numerics
-from echelon.strategy.replica import build_model
+from echelon.loop.build import numerics
+from echelon.strategy.model import build_model
 from echelon.task import load_task, prepare
 
 PLAN = read_plan("kill leader@step=5; kill trainer:1@step=9; freeze coordinator@step=9 for 1s")

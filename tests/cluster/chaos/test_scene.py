@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.chaos.deeds import Deed
 from echelon.cluster.chaos.measure import measure
 from echelon.cluster.chaos.plan import Fault, read_plan
-from echelon.cluster.chaos.scene import Scene
+from echelon.cluster.chaos.view import Deed, Scene
 
 
 @pytest.fixture

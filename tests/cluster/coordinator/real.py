@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from echelon.cluster.child import only
 from echelon.cluster.coordinator import About, Generation, Liaison, Settings, serve
+from echelon.cluster.workers import only
 from echelon.comm.peers import this_host
 from echelon.data.journal import Journal, entries
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from echelon.cluster.coordinator.desk import Desk
-from echelon.cluster.coordinator.frames import Decoder, Message
-from echelon.cluster.coordinator.messages import check
-from echelon.cluster.coordinator.processes import Sight
+from echelon.cluster.coordinator.coordinator import Desk
+from echelon.cluster.coordinator.effects import Settings
+from echelon.cluster.coordinator.membership import Member, Sight
+from echelon.cluster.coordinator.protocol import Decoder, Message, check
 from echelon.cluster.coordinator.replay import replay
-from echelon.cluster.coordinator.roster import Member
-from echelon.cluster.coordinator.settings import Settings
 
 HERE = "here/boot/pid:[1]"
 THERE = "there/boot/pid:[1]"

@@ -12,11 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from echelon.cluster.coordinator.entrance import Refusal
-from echelon.cluster.coordinator.frames import Message
+from echelon.cluster.coordinator.coordinator import Refusal
 from echelon.cluster.coordinator.generations import Phase
-from echelon.cluster.coordinator.messages import check
-from echelon.cluster.coordinator.processes import Sight
+from echelon.cluster.coordinator.membership import Sight
+from echelon.cluster.coordinator.protocol import Message, check
 from tests.cluster.coordinator.scene import Scene
 
 SAMPLES = 200

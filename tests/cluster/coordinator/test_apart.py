@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cluster.coordinator.frames import BadFrame
-from echelon.cluster.coordinator.messages import check
+from echelon.cluster.coordinator.protocol import BadFrame, check
 from echelon.core.types import Lease
 from echelon.data.ledger import Ledger
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cluster.coordinator.entrance import Refusal
-from echelon.cluster.coordinator.frames import BadFrame
+from echelon.cluster.coordinator.coordinator import Refusal
 from echelon.cluster.coordinator.generations import Phase
+from echelon.cluster.coordinator.protocol import BadFrame
 from tests.cluster.coordinator.scene import STORE, THERE, Scene
 
 

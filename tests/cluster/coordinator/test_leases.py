@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cluster.coordinator.frames import BadFrame, Message
-from echelon.cluster.coordinator.roster import Member
+from echelon.cluster.coordinator.membership import Member
+from echelon.cluster.coordinator.protocol import BadFrame, Message
 from tests.cluster.coordinator.scene import Scene
 
 

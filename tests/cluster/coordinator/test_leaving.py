@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cluster.coordinator.backlog import Backlog, Item
+from echelon.cluster.coordinator.session import Backlog, Item
 from tests.cluster.shared import wait_for
 
 from .real import Coordinator, Trainer, arrive_together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.cluster.coordinator.processes import Sight
+from echelon.cluster.coordinator.membership import Sight
 from tests.cluster.coordinator.scene import THERE, Scene
 
 

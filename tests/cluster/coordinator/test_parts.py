@@ -13,21 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.cluster.coordinator import join_string, read_join_string
-from echelon.cluster.coordinator.backlog import Backlog, Item
-from echelon.cluster.coordinator.frames import (
+from echelon.cluster.coordinator.client import read_generation
+from echelon.cluster.coordinator.connections import UNSENT, Line, Switchboard
+from echelon.cluster.coordinator.effects import Outbox
+from echelon.cluster.coordinator.protocol import (
+    RECORDS,
+    TEXT,
     BadFrame,
     Decoder,
     Message,
+    check,
     common_part,
     encode,
     encode_with,
+    one_line,
 )
-from echelon.cluster.coordinator.generation import read_generation
-from echelon.cluster.coordinator.line import UNSENT, Line
-from echelon.cluster.coordinator.messages import RECORDS, TEXT, check, one_line
-from echelon.cluster.coordinator.outbox import Outbox
-from echelon.cluster.coordinator.post import Post
-from echelon.cluster.coordinator.switchboard import Switchboard
+from echelon.cluster.coordinator.server import Post
+from echelon.cluster.coordinator.session import Backlog, Item
 from echelon.core.errors import UserError
 from echelon.data.journal import JournalError
 

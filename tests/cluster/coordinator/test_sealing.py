@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cluster.coordinator import call as calls
-from echelon.cluster.coordinator.call import Call, Refused
-from echelon.cluster.coordinator.frames import LIMIT, BadFrame, Decoder, encode
-from echelon.cluster.coordinator.handshake import answer_to, answered, challenge_fields
-from echelon.cluster.coordinator.sealing import Seal
+from echelon.cluster.coordinator import session as calls
+from echelon.cluster.coordinator.protocol import (
+    LIMIT,
+    BadFrame,
+    Decoder,
+    Seal,
+    answer_to,
+    answered,
+    challenge_fields,
+    encode,
+)
+from echelon.cluster.coordinator.session import Call, Refused
 from tests.cluster.coordinator.real import Coordinator, Trainer
 
 pytestmark = pytest.mark.timeout(120)

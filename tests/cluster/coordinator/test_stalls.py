@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.cluster.coordinator.roster import Member
+from echelon.cluster.coordinator.membership import Member
 from tests.cluster.coordinator.scene import Scene
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cluster.coordinator.frames import BadFrame
 from echelon.cluster.coordinator.generations import Phase
+from echelon.cluster.coordinator.protocol import BadFrame
 from tests.cluster.coordinator.scene import Scene
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from echelon.cluster.coordinator.call import Call, Refused
-from echelon.cluster.coordinator.frames import LIMIT, Decoder, Message, encode
-from echelon.cluster.coordinator.handshake import member_proof
+from echelon.cluster.coordinator.protocol import LIMIT, Decoder, Message, encode, member_proof
+from echelon.cluster.coordinator.session import Call, Refused
 from echelon.core.errors import PeerError
 from tests.cluster.coordinator.real import Coordinator, Trainer
 

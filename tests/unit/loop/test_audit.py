@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.loop.audit import audit
+from echelon.loop.journal import audit
 
 
 @pytest.mark.parametrize("text", ["", '{"kind":"begu'], ids=["empty", "cut off"])

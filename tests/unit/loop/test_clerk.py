@@ -14,8 +14,8 @@ from echelon.core.types import Lease
 from echelon.data.journal import JOURNAL, entries
 from echelon.data.ledger import Ledger
 from echelon.data.proof import Account, account, replay
-from echelon.loop import clerk as clerks
-from echelon.loop.clerk import Clerk
+from echelon.loop import journal as clerks
+from echelon.loop.journal import Clerk
 
 ABOUT: dict[str, Any] = {"run": "digits-0001", "samples": 100, "batch_size": 10, "seed": 0}
 ONE = {"members": 1, "parts": 1}

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from echelon.loop import following
+from echelon.loop import recovery
 from echelon.loop.run import Run
 
 
@@ -31,12 +31,12 @@ def test_the_record_is_never_ahead_of_the_servers(
     monkeypatch: pytest.MonkeyPatch, version: int, behind: int, recorded: int, done: list[str]
 ) -> None:
     found: list[str] = []
-    monkeypatch.setattr(following, "_go_back", lambda *_: found.append("went back"))
+    monkeypatch.setattr(recovery, "_go_back", lambda *_: found.append("went back"))
     comm = SimpleNamespace(rolled_back=lambda at, _why: found.append(f"rolled back to {at}"))
     fellows = SimpleNamespace(sum=lambda mine: mine + behind, led=lambda at, _: [at, 2])
     run: Any = SimpleNamespace(strategy=Servers(), comm=comm, fellows=fellows, met_at=4)
     run.version = version
-    following.follow(cast(Run, run), recorded)
+    recovery.follow(cast(Run, run), recorded)
     assert found == done
     assert (run.version, run.met_at) == (5, 2)  # as the first one has it
 
@@ -55,10 +55,10 @@ def test_updates_whose_samples_nobody_knows_are_taken_back(
     monkeypatch: pytest.MonkeyPatch, version: int, back: bool
 ) -> None:
     went: list[str] = []
-    monkeypatch.setattr(following, "_go_back", lambda _, why: went.append(why))
+    monkeypatch.setattr(recovery, "_go_back", lambda _, why: went.append(why))
     run: Any = SimpleNamespace(strategy=Together(), version=version)
     run.fellows = SimpleNamespace(sum=lambda mine: mine)
     run.ledger = SimpleNamespace(take_in=lambda *_: None)
-    following.follow(cast(Run, run), recorded=version)
+    recovery.follow(cast(Run, run), recorded=version)
     assert went == ["whoever knew the samples of the last updates was lost"] * back
     assert run.version == 5 or back

@@ -11,7 +11,7 @@ import torch
 from tests.contract import members
 from torch import Tensor
 
-from echelon.loop import heal
+from echelon.loop import recovery
 
 
 class Recorded:
@@ -62,9 +62,9 @@ def same(left: Any, right: Any) -> bool:
 
 def test_a_cut_arrives_as_it_was_sent() -> None:
     peers, sent = Recorded(), cut()
-    heal.send(peers, sent)
+    recovery.send(peers, sent)
     peers.receives = True
-    found = heal.receive(peers)
+    found = recovery.receive(peers)
     assert same(found, sent)
     assert not peers.sent, "both send and receive as often"
 
@@ -72,9 +72,9 @@ def test_a_cut_arrives_as_it_was_sent() -> None:
 def test_what_lies_crosswise_in_memory_arrives_in_order() -> None:
     peers = Recorded()
     weight = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    heal.send(peers, {"weight": weight, "rows": torch.arange(6).view(2, 3).t()})
+    recovery.send(peers, {"weight": weight, "rows": torch.arange(6).view(2, 3).t()})
     peers.receives = True
-    found = heal.receive(peers)
+    found = recovery.receive(peers)
     assert torch.equal(found["weight"], weight)
     assert found["rows"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
@@ -86,9 +86,9 @@ def test_real_members_heal_each_other() -> None:
     def work(group: Any) -> dict[str, Any]:
         peers = group.collective([1, 0, 2])
         if group.index == 1:
-            heal.send(peers, cut())
+            recovery.send(peers, cut())
         else:
-            assert same(heal.receive(peers), cut())
+            assert same(recovery.receive(peers), cut())
         return {"threads": threading.active_count()}
 
     members.run(3, work)

@@ -11,7 +11,7 @@ import pytest
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 from echelon.data.ledger import Ledger, LedgerError
-from echelon.loop.shared_ledger import HELD, SharedLedger
+from echelon.loop.leased_ledger import HELD, SharedLedger
 
 SAMPLES = 1000
 

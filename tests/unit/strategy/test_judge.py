@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from echelon.core.types import Batch
 from echelon.data.sources import ColumnSource
-from echelon.strategy.parameter_server.judge import Judge, held_out
+from echelon.strategy.parameter_server.gradients import Judge, held_out
 
 CPU = torch.device("cpu")
 

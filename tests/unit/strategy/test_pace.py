@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.strategy.pace import LEAST, OLD, SLOWER, Pace, shares
+from echelon.strategy.balance import LEAST, OLD, SLOWER, Pace, shares
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         told = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("echelon.strategy.pace.time", told)
+        monkeypatch.setattr("echelon.strategy.balance.time", told)
 
 
 class Members:

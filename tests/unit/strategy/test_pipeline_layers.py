@@ -19,10 +19,7 @@ from echelon.core.interfaces import Task, call_model
 from echelon.core.types import Batch
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.resnet import ResNet, ResNetOptions
-from echelon.strategy.pipeline.chain import find_layers
-from echelon.strategy.pipeline.cost import measure, traceless
-from echelon.strategy.pipeline.decide import decide
-from echelon.strategy.pipeline.entrance import entrance
+from echelon.strategy.pipeline.partition import decide, entrance, find_layers, measure, traceless
 from echelon.task import prepare
 
 X = torch.randn(4, 3)

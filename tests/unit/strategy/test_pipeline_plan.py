@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.config.sections import ScheduleKind
-from echelon.strategy.pipeline.plan import Plan, Step, forward_plan, length, plan
+from echelon.strategy.pipeline.schedule import Plan, Step, forward_plan, length, plan
 
 SCHEDULES: list[ScheduleKind] = ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from echelon.core.config import PipelineSection
 from echelon.core.errors import ConfigError
-from echelon.strategy.pipeline.cost import Cost
-from echelon.strategy.pipeline.decide import stage_count
-from echelon.strategy.pipeline.split import balanced, by_names
+from echelon.strategy.pipeline.partition import Cost, balanced, by_names, stage_count
 
 LAYERS = ["embed", "body.0", "body.1.a", "body.1.b", "head"]
 

@@ -10,7 +10,7 @@ from torch import nn
 from echelon.comm.ps.layout import Layout
 from echelon.core.config import ParameterServerSection, SyncSection
 from echelon.core.types import Parallel
-from echelon.strategy.parameter_server.remarks import OWN_STATISTICS, remarks
+from echelon.strategy.parameter_server.strategy import OWN_STATISTICS, remarks
 
 SMALL = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 PLAIN = nn.Linear(64, 64)

@@ -14,16 +14,17 @@ from echelon.core.errors import CheckpointError, TaskError
 from echelon.core.interfaces import Task
 from echelon.core.types import Batch, Parallel, Sparse
 from echelon.models.gpt import GPT, GPTOptions
-from echelon.strategy.padding import Pad, Padding, _described, _made
+from echelon.strategy.batch_norm import Pad, Padding, _described, _made
+from echelon.strategy.optimizer_shards import divide, in_row, lengths
 from echelon.strategy.sharded import slabs as slabs_module
-from echelon.strategy.sharded.axes import lengths
-from echelon.strategy.sharded.freeing import give_back_large
-from echelon.strategy.sharded.fully import _check_divisible, units
-from echelon.strategy.sharded.optimizer import divide
-from echelon.strategy.sharded.pieces import in_row
-from echelon.strategy.sharded.reduction import Reduction
-from echelon.strategy.sharded.slabs import Slabs
-from echelon.strategy.sharded.uses import first_samples, used_outside
+from echelon.strategy.sharded.fsdp import (
+    _check_divisible,
+    first_samples,
+    give_back_large,
+    units,
+    used_outside,
+)
+from echelon.strategy.sharded.slabs import Reduction, Slabs
 from echelon.task import prepare
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from echelon.core.errors import ConfigError
-from echelon.strategy import half
-from echelon.strategy.alike import make_alike
-from echelon.strategy.fault import bad_layer
+from echelon.strategy import model as half
+from echelon.strategy.all_reduce import make_alike
+from echelon.strategy.diagnose import bad_layer
 
 
 class Told:

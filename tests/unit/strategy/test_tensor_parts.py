@@ -10,11 +10,16 @@ from echelon.comm.collectives import Solo
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.mlp import MLP, MLPOptions
-from echelon.strategy.tensor.chance import agree_on_chance
-from echelon.strategy.tensor.cuts import Cut, by_heads, even
-from echelon.strategy.tensor.cutting import cut_model
-from echelon.strategy.tensor.layers import Team, restore
-from echelon.strategy.tensor.plan import planned
+from echelon.strategy.tensor import (
+    Cut,
+    Team,
+    agree_on_chance,
+    by_heads,
+    cut_model,
+    even,
+    planned,
+    restore,
+)
 
 CPU = torch.device("cpu")
 

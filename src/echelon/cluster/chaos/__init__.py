@@ -8,8 +8,7 @@ controller      follows the run and does what is due
 measure, trial  noticed after, mended after; the ledger's verdict; what is left behind
 """
 
-from echelon.cluster.chaos.chance import random_plan
-from echelon.cluster.chaos.plan import Fault, PlanError, read_plan
+from echelon.cluster.chaos.plan import Fault, PlanError, random_plan, read_plan
 from echelon.cluster.chaos.run import endure
 
 __all__ = ["Fault", "PlanError", "endure", "random_plan", "read_plan"]

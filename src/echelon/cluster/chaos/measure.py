@@ -1,11 +1,28 @@
-"""When a fault was noticed and when it was over, as the journal has it."""
+"""Detection, recovery, weight difference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from echelon.cluster.chaos.deeds import Deed
-from echelon.cluster.chaos.scene import Entry, Scene
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from echelon import strategy
+from echelon.checkpoint import Shelf
+from echelon.checkpoint.store import CHECKPOINTS
+from echelon.cluster.chaos.view import Deed, Entry, Scene
+from echelon.core.config import Job
+from echelon.loop.inference import final_model
+from echelon.task import load_task
+
+# --- measure ---
+# When a fault was noticed and when it was over, as the journal has it.
 
 _LATE = 3.0
 """Seconds after the end of a fault in which it may still be noticed."""
@@ -159,3 +176,119 @@ def _next_update(scene: Scene, moment: float, generation: int, since: float) -> 
 
 def _since(scene: Scene, moment: float, kind: str) -> Iterator[Entry]:
     return (e for e in scene.events if e["kind"] == kind and e["time"] >= moment - _CLOCKS)
+
+
+# --- figures ---
+# How long faults took to be noticed and to be mended, all in all and by kind.
+
+_LOSING_FAULTS = ("kill", "freeze", "partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of several faults; those that were never noticed have no part in it."""
+
+    count: int
+    median: float | None
+    worst: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Figures:
+        known = [value for value in values if value is not None]
+        if not known:
+            return cls(0, None, None)
+        return cls(len(known), round(statistics.median(known), 3), round(max(known), 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Faults of one kind."""
+
+    name: str
+    happened: int
+    detected: Figures
+    recovered: Figures
+
+
+def kinds(deeds: Sequence[Deed]) -> list[Kind]:
+    """By name."""
+    names = sorted({_name(deed) for deed in deeds})
+    return [_kind(name, [deed for deed in deeds if _name(deed) == name]) for name in names]
+
+
+def losses(deeds: Sequence[Deed]) -> Kind:
+    """Faults that cost somebody; how long a newcomer takes to start is another matter."""
+    return _kind("loss", [deed for deed in deeds if deed.fault.verb in _LOSING_FAULTS])
+
+
+def _kind(name: str, deeds: Sequence[Deed]) -> Kind:
+    detected = Figures.of(deed.detected for deed in deeds)
+    return Kind(name, len(deeds), detected, Figures.of(deed.recovered for deed in deeds))
+
+
+def _name(deed: Deed) -> str:
+    """`kill trainer`, whichever one it was."""
+    return f"{deed.fault.verb} {deed.fault.target}".strip()
+
+
+# --- weights ---
+# How far two runs of one job are apart in the end.
+
+ALIKE = 1e-4
+"""The largest difference of a weight that rounding may make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Between two final checkpoints."""
+
+    largest: float
+    unlike: str | None
+    """Why the two may differ by more than rounding; None if they may not."""
+    tolerance: float = ALIKE
+
+    @property
+    def is_alike(self) -> bool:
+        return self.largest <= self.tolerance
+
+    @property
+    def problem(self) -> str | None:
+        """What should not be."""
+        if self.is_alike or self.unlike is not None:
+            return None
+        return f"a weight differs by {self.largest:.1e}, which is more than {self.tolerance:g}"
+
+
+def difference(job: Job, one: Path, other: Path, tolerance: float = ALIKE) -> Difference:
+    """Of the weights after the last update."""
+    cuts = [Shelf(folder / CHECKPOINTS).load("last") for folder in (one, other)]
+    first, second = (cut["strategy"]["model"] for cut in cuts)
+    # What is not a number is neither larger nor smaller than others, and might get lost.
+    largest = max(_apart(first, second), default=0.0, key=lambda x: math.inf if x != x else x)
+    return Difference(largest, _unlike(job, one, cuts), tolerance)
+
+
+def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterator[float]:
+    for name, values in first.items():
+        if values.numel():
+            yield float((values.double() - second[name].double()).abs().max())
+
+
+def in_any_order(job: Job) -> bool:
+    """Whether updates are made as trainers come: then no two runs make the same ones."""
+    return strategy.has_servers(job) and not job.parameter_server.together
+
+
+def _unlike(job: Job, folder: Path, cuts: list[dict[str, Any]]) -> str | None:
+    if in_any_order(job):
+        return "trainers made updates in another order"
+    versions = [cut["strategy"]["version"] for cut in cuts]
+    if len(set(versions)) > 1:
+        return f"they made {versions[0]:,} and {versions[1]:,} updates"
+    modules = list(final_model(job, load_task(job), folder).modules())
+    if any(isinstance(module, _DropoutNd) and module.p for module in modules):
+        return "dropout draws anew for other members"
+    own = job.sync.batch_norm == "local"
+    if own and any(isinstance(module, _BatchNorm) for module in modules):
+        return "batch norm's statistics are of each member's own samples"
+    return None

@@ -1,4 +1,4 @@
-"""One run of a job under a plan of faults, or under none."""
+"""One run under a plan: follow the journal, inject, conclude."""
 
 from __future__ import annotations
 
@@ -9,22 +9,142 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from echelon.cluster.chaos.controller import Controller, Stuck
-from echelon.cluster.chaos.deeds import Deed
+from echelon.checkpoint.store import CHECKPOINTS
+from echelon.cluster.chaos.faults import Actuators, Never, NotYet
 from echelon.cluster.chaos.measure import measure
 from echelon.cluster.chaos.plan import Fault
-from echelon.cluster.chaos.process import Command
-from echelon.cluster.chaos.remains import remains, shared_memory
-from echelon.cluster.chaos.scene import Entry, Tail
+from echelon.cluster.chaos.view import Command, Deed, Entry, Scene, Tail
+from echelon.cluster.start import JOIN
 from echelon.core.config import Job
 from echelon.core.errors import EchelonError
 from echelon.data.journal import JOURNAL
-from echelon.loop.audit import audit
-from echelon.loop.limits import Limits
+from echelon.loop.journal import audit
+from echelon.loop.run import Limits
+
+# --- controller ---
+# Follows a run by its journal, and does what the plan says when its moment has come.
+
+_LOOK = 0.005
+"""Seconds between two looks."""
+_AGAIN = 0.05
+"""Seconds between two attempts at what cannot be done yet."""
+GRACE = 20.0
+"""Seconds in which everybody has left once the run has ended."""
+
+
+class Stuck(Exception):
+    """The run does not get on."""
+
+
+class Controller:
+    """One run, one plan."""
+
+    def __init__(
+        self,
+        command: Command,
+        folder: Path,
+        plan: Sequence[Fault],
+        *,
+        seed: int,
+        patience: float,
+        steps: int | None,
+    ) -> None:
+        """`steps` is how many the run will make, if that is known."""
+        self.scene = Scene(folder / "journal.jsonl")
+        self.deeds: list[Deed] = []
+        self._command, self._patience = command, patience
+        self._actuators = Actuators(self.scene, folder, command, seed, steps)
+        self._pending = list(plan)
+        self._reached: dict[int, float] = {}
+        """When each step that a fault waits for was reached."""
+        self._why: dict[Fault, str] = {}
+        """Why faults that are due have not happened yet,"""
+        self._again: dict[Fault, float] = {}
+        """and when to try again."""
+        self._moved = time.monotonic()
+        self._version = -1
+
+    @property
+    def newcomers(self) -> Sequence[Command]:
+        return self._actuators.newcomers
+
+    def follow(self) -> None:
+        """Until the run has ended. Raises `Stuck` if it makes no update for too long."""
+        try:
+            while self._command.status is None:
+                self._look()
+                time.sleep(_LOOK)
+        finally:
+            self._actuators.close()
+        self._command.drain()
+        self.scene.update()
+        for fault in self._pending:
+            why = self._why.get(fault, f"the run ended at step {self.scene.version:,}")
+            self.deeds.append(Deed(fault, skipped=why))
+
+    def settle(self) -> list[int]:
+        """Let those leave who are about to; returns who did not."""
+        commands = [self._command, *self.newcomers]
+        deadline = time.monotonic() + GRACE
+        while left := [pid for command in commands for pid in command.family()]:
+            if time.monotonic() > deadline:
+                return left
+            for command in commands:
+                command.drain()
+                _ = command.status  # reaps it
+            time.sleep(0.02)
+        return []
+
+    def close(self) -> None:
+        self._actuators.close()
+        for command in self.newcomers:
+            command.close()
+
+    def _look(self) -> None:
+        self._command.drain()
+        self.scene.update()
+        self._actuators.tick()
+        if not self.scene.is_over:
+            for fault in self._due():
+                self._try(fault)
+        self._check()
+
+    def _due(self) -> list[Fault]:
+        now = time.monotonic()
+        for fault in self._pending:
+            if fault.step <= self.scene.version:
+                self._reached.setdefault(fault.step, now)
+        return [
+            fault
+            for fault in self._pending
+            if fault.step in self._reached
+            and now >= max(self._reached[fault.step] + fault.delay, self._again.get(fault, now))
+        ]
+
+    def _try(self, fault: Fault) -> None:
+        try:
+            self.deeds.append(self._actuators.do(fault))
+        except NotYet as reason:
+            self._why[fault], self._again[fault] = str(reason), time.monotonic() + _AGAIN
+            return
+        except Never as reason:
+            self.deeds.append(Deed(fault, skipped=str(reason)))
+        self._pending.remove(fault)
+
+    def _check(self) -> None:
+        """Whether the run gets on; what is done to it on purpose is no standstill."""
+        if self._version != self.scene.version or self._actuators.effects:
+            self._version, self._moved = self.scene.version, time.monotonic()
+        elif time.monotonic() - self._moved > self._patience:
+            raise Stuck(f"no update for {self._patience:g} s after step {self._version:,}")
+
+
+# --- trial ---
+# One run of a job under a plan of faults, or under none.
 
 _START_SECONDS = 120.0
 """For the coordinator to be there."""
-_LOOK = 0.01
+_TRIAL_LOOK = 0.01
 
 
 @dataclass(slots=True)
@@ -109,7 +229,7 @@ def _begun(
             pids = {entry["pid"] for entry in entries if entry["kind"] == "coordinator"}
             if pids & set(command.family()):
                 return folder, entries[0]
-        time.sleep(_LOOK)
+        time.sleep(_TRIAL_LOOK)
     return None
 
 
@@ -151,3 +271,22 @@ def _conclude(trial: Trial, folder: Path) -> None:
     trial.problems += [f"not exactly once: {problem}" for problem in proof.problems]
     trial.problems += [f"left behind: {what}" for what in trial.left_behind]
     trial.problems += [deed.problem for deed in trial.deeds if deed.problem]
+
+
+# --- remains ---
+# What a run may not leave behind.
+
+_MEMORY = Path("/dev/shm")
+
+
+def shared_memory() -> set[str]:
+    """Named memory of Echelon, of whatever run. (What has no name goes with its processes.)"""
+    entries = _MEMORY.iterdir() if _MEMORY.is_dir() else ()
+    return {entry.name for entry in entries if "echelon" in entry.name}
+
+
+def remains(folder: Path, before: set[str]) -> list[str]:
+    """Of the run in `folder`, whose processes have ended."""
+    found = [f"shared memory {name}" for name in sorted(shared_memory() - before)]
+    files = [folder / JOIN, *(folder / CHECKPOINTS).glob(".*")]
+    return found + [f"file {file}" for file in files if file.exists()]

@@ -8,12 +8,11 @@
 Everything but the sockets is plain code that is told what time it is. No gradient passes here.
 """
 
-from echelon.cluster.coordinator.generation import About, Fellow, Generation
-from echelon.cluster.coordinator.invitation import join_string, read_join_string
-from echelon.cluster.coordinator.liaison import Liaison
-from echelon.cluster.coordinator.reporter import Reporter
-from echelon.cluster.coordinator.serve import serve
-from echelon.cluster.coordinator.settings import Settings
+from echelon.cluster.coordinator.client import About, Fellow, Generation, Liaison
+from echelon.cluster.coordinator.effects import Settings
+from echelon.cluster.coordinator.protocol import join_string, read_join_string
+from echelon.cluster.coordinator.server import serve
+from echelon.cluster.coordinator.session import Reporter
 
 __all__ = [
     "About",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from echelon.cluster.coordinator.desk import Desk
-from echelon.cluster.coordinator.formation import Formation
-from echelon.cluster.coordinator.frames import Message
-from echelon.cluster.coordinator.roster import Member
+from echelon.cluster.coordinator.coordinator import Desk
+from echelon.cluster.coordinator.generations import Formation
+from echelon.cluster.coordinator.membership import Member
+from echelon.cluster.coordinator.protocol import Message
 from echelon.core.errors import DataError
 from echelon.core.types import Lease
 

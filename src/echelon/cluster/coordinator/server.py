@@ -1,28 +1,44 @@
-"""The coordinator at work: one thread, one loop, nothing in it that waits for anybody.
+"""Event loop, journal, life cycle.
+
+The coordinator at work: one thread, one loop, nothing in it that waits for anybody.
 
 accept ─▶ challenge ─▶ proof ─▶ hello ─▶ frames …      2 s to get to the hello
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
 import selectors
+import signal
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Protocol
 
-from echelon.cluster.coordinator.desk import Desk
-from echelon.cluster.coordinator.entrance import Refusal
-from echelon.cluster.coordinator.frames import BadFrame, Message, encode
+from echelon.cluster.coordinator.connections import Line, Stage, Switchboard
+from echelon.cluster.coordinator.coordinator import Desk, Refusal
+from echelon.cluster.coordinator.effects import FAREWELL, SYNCED, Outbox, Settings
 from echelon.cluster.coordinator.generations import Phase
-from echelon.cluster.coordinator.handshake import VERSION, answered
-from echelon.cluster.coordinator.line import Line, Stage
-from echelon.cluster.coordinator.messages import SUPERVISORS, check
-from echelon.cluster.coordinator.partitions import Partitions
-from echelon.cluster.coordinator.post import Post
-from echelon.cluster.coordinator.processes import handle_of
-from echelon.cluster.coordinator.roster import Member
-from echelon.cluster.coordinator.settings import FAREWELL
-from echelon.cluster.coordinator.switchboard import Switchboard
-from echelon.cluster.coordinator.watch import Watch
+from echelon.cluster.coordinator.membership import Member, handle_of, look
+from echelon.cluster.coordinator.protocol import (
+    SUPERVISORS,
+    VERSION,
+    BadFrame,
+    Message,
+    answered,
+    check,
+    encode,
+)
+from echelon.cluster.coordinator.replay import replay
+from echelon.comm.peers import this_host
+from echelon.core.errors import TrainingError
+from echelon.core.format import warn
+
+# --- server ---
 
 _TICK = 0.1
 
@@ -211,3 +227,200 @@ class Server:
     def _expel(self, now: float, line: Line, member: int) -> None:
         why = self._desk.roster.gone.get(member, "it was given up")
         self._board.send_off(now, line, "expelled", why=why)
+
+
+# --- serve ---
+# A coordinator's whole life, from the journal it finds to the last member's leave.
+
+
+def serve(
+    listener: socket.socket,
+    settings: Settings,
+    journal: Log,
+    past: Iterable[Mapping[str, Any]],
+    store: tuple[str, int],
+    *,
+    attended: bool = True,
+) -> bool:
+    """Coordinate until SIGTERM, or until the run has ended and all members have left.
+
+    Returns whether it has ended. One that is not `attended`, or is told so by SIGUSR1, ends the run
+    when nobody is left, instead of waiting for others to join.
+
+    `past` is what the journal holds: killed and called again with it and the same `listener`, the
+    coordinator goes on where it was, and its members come back by themselves. Neither the listener
+    nor the journal is closed: they are the caller's.
+    """
+    now = time.monotonic()
+    desk = Desk(settings, store, this_host(), look, now)
+    again = replay(desk, past, store, now)
+    desk.outbox.note("coordinator", pid=os.getpid(), again=again)
+    with (
+        _undisturbed(),
+        closing(Server(listener, desk, Post(journal, desk.outbox))) as server,
+        _signalled(server),
+    ):
+        server.attended = attended
+        server.run()
+        over = server.is_over
+    journal.sync()
+    return over
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Many descriptors, and no pauses to look through what was there before."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _signalled(server: Server) -> Iterator[None]:
+    """Ctrl-C is for the supervisor: it decides what becomes of the run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        server.stopping = True
+
+    def leave_alone(_number: int, _frame: object) -> None:
+        server.attended = False
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, leave_alone)
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+# --- post ---
+# The journal as the coordinator writes it.
+
+_SYNC = 30.0
+"""Seconds that a power cut may take back; the kernel itself would let it take no less."""
+_GIVE_UP = 60.0
+"""Seconds after which a journal that cannot be written ends the coordinator."""
+
+
+class Log(Protocol):
+    """`echelon.data.journal.Journal`, or what is like it."""
+
+    def add(self, kind: str, **fields: Any) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Post:
+    """Writes what is in the outbox, in order; a full disk delays it and loses nothing."""
+
+    def __init__(self, journal: Log, outbox: Outbox) -> None:
+        self._journal, self._outbox = journal, outbox
+        self._failing: float | None = None
+        self._unsynced = self._urgent = False
+        self._synced = float("-inf")
+
+    def write(self, now: float) -> bool:
+        """Whether everything is written."""
+        notes = self._outbox.notes
+        while notes:
+            kind, fields = notes[0]
+            try:
+                self._journal.add(kind, **fields)
+            except (TrainingError, OSError) as error:
+                self._failed(now, error)
+                return False
+            notes.popleft()
+            self._unsynced = True
+            self._urgent |= kind in SYNCED
+        self._failing = None
+        return True
+
+    def sync(self) -> None:
+        """Now, if what was written is worth it."""
+        if self._urgent:
+            self._sync()
+
+    def tick(self, now: float) -> None:
+        if self._unsynced and now - self._synced >= _SYNC:
+            self._synced = now
+            self._sync()
+
+    def _sync(self) -> None:
+        self._unsynced = self._urgent = False
+        try:
+            self._journal.sync()
+        except (TrainingError, OSError) as error:
+            warn(f"coordinator: {error}")
+
+    def _failed(self, now: float, error: Exception) -> None:
+        if self._failing is None:
+            self._failing = now
+            warn(f"coordinator: {error}; nothing is answered until it can be written")
+        elif now - self._failing > _GIVE_UP:
+            raise error
+
+
+# --- partitions ---
+# Members that are cut off on purpose: nothing comes from them, and nothing gets to them.
+
+
+class Partitions:
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}
+
+    def begin(self, member: int, until: float) -> None:
+        self._until[member] = until
+
+    def has(self, member: int | None) -> bool:
+        """Until `over` has told of its end, so that nothing gets through before what was missed."""
+        return member in self._until
+
+    def over(self, now: float) -> list[int]:
+        """Those that end here."""
+        found = [member for member, until in self._until.items() if now >= until]
+        for member in found:
+            del self._until[member]
+        return found
+
+
+# --- watch ---
+# Which of this host's processes end, told by the kernel at once.
+
+
+class Watch:
+    """One handle per process; it stays with its process even if the number is used again."""
+
+    def __init__(self, selector: selectors.BaseSelector, died: Callable[[Member], None]) -> None:
+        self._selector, self._died = selector, died
+        self._handles: dict[int, int] = {}
+
+    def over(self, member: Member, handle: int) -> None:
+        """From now on; a second handle for a member takes the place of the first."""
+        self.end(member.id)
+        self._handles[member.id] = handle
+        self._selector.register(handle, selectors.EVENT_READ, lambda _events: self._ended(member))
+
+    def end(self, member: int) -> None:
+        handle = self._handles.pop(member, None)
+        if handle is not None:
+            self._selector.unregister(handle)
+            os.close(handle)
+
+    def close(self) -> None:
+        for member in list(self._handles):
+            self.end(member)
+
+    def _ended(self, member: Member) -> None:
+        self.end(member.id)
+        self._died(member)

@@ -1,4 +1,6 @@
-"""Trainers compute gradients, servers make updates of them.
+"""Compute, push, outcome.
+
+Trainers compute gradients, servers make updates of them.
 
     trainer 0   forward ─ backward ─▶ slots ─┐ push                     ┌─▶ the new weights
     trainer 1   forward ─ backward ─▶ slots ─┤ push                     ├─▶ the new weights
@@ -10,26 +12,28 @@ A gradient is in its slot as soon as backward is done with it, and may be on its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from echelon.comm.ps.layout import Layout, Partition
 from echelon.comm.ps.messages import Outcome
 from echelon.core.errors import NonFiniteError, PeerError, TaskError, TrainingError
 from echelon.core.interfaces import Inspector
-from echelon.core.types import Ask, Batch, Lease, Stats, Update
+from echelon.core.types import Ask, Batch, Lease, Parallel, Stats, Update
 from echelon.data.ledger import edges
 from echelon.data.sources import as_source
-from echelon.strategy.agree import agree
+from echelon.strategy.all_reduce import left_alone
+from echelon.strategy.base import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.batch_norm import synchronise, unsynchronise
-from echelon.strategy.fault import blame
-from echelon.strategy.parameter_server.connected import Connected
-from echelon.strategy.parameter_server.pushes import Filled
-from echelon.strategy.parameter_server.remarks import remarks
-from echelon.strategy.parameter_server.straight import bend_back, straighten
-from echelon.strategy.synchronous import NO_GRADIENT, Met, Synchronous
-from echelon.strategy.tables import lookups
+from echelon.strategy.diagnose import agree, blame
+from echelon.strategy.model import lookups
+from echelon.strategy.parameter_server.connection import Connected
+from echelon.strategy.parameter_server.gradients import Filled, bend_back, straighten
+
+# --- strategy ---
 
 
 class ParameterServer(Connected):
@@ -244,3 +248,45 @@ class ParameterServer(Connected):
             synchronise(self.model, self._peers, always=True)
         fault = 2 * blame(self._micro, self._loss_sum) + (not self._filled.finite)
         return agree(self._peers, words, fault)
+
+
+# --- remarks ---
+# What a person should know before trainers and servers begin.
+
+OWN_STATISTICS = (
+    "batch norm sees each trainer's own samples, for trainers make updates apart, and all evaluate "
+    "with the statistics of the first (sync.batch_norm: local says that this is meant)"
+)
+
+
+def remarks(
+    model: nn.Module, layout: Layout, parallel: Parallel, *, tables: bool, held_out: int
+) -> Iterator[str]:
+    """`tables`: whether servers hold rows beside; `held_out`: samples that there are."""
+    section = parallel.servers
+    if not section.together and parallel.sync.batch_norm == "synchronised" and _normalises(model):
+        yield OWN_STATISTICS
+    trained = [slot.name for slot in layout.slots]
+    if skipped := left_alone(trained, parallel.sync.skip_init):
+        yield (
+            f"sync.skip_init: {skipped[0]!r} is trained"
+            f"{f', and {len(skipped) - 1} more' if skipped[1:] else ''}: it lives on the servers, "
+            f"the same for all, and begins as the first trainer made it"
+        )
+    partition = Partition(layout, section.servers)
+    idle = sum(not partition.ranges(shard) for shard in range(section.servers))
+    if idle and not tables:
+        yield (
+            f"parameter_server.servers = {section.servers}: the model is so small that {idle} of "
+            f"them hold none of its weights"
+        )
+    wanted = section.merit.samples
+    if section.merit.policy != "none" and wanted > held_out:
+        yield (
+            f"parameter_server.merit.samples = {wanted}: there are {held_out} held-out samples, "
+            f"and gradients are judged by those"
+        )
+
+
+def _normalises(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

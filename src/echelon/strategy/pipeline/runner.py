@@ -1,4 +1,6 @@
-"""Micro-batches through this member's stages, step by step as planned.
+"""Micro-batches through stages, point-to-point.
+
+Micro-batches through this member's stages, step by step as planned.
 
     forward    x from the stage before ─▶ layers ─▶ y to the stage after, or to `end`
     backward   gradient of y from the stage after ─▶ layers ─▶ gradient of x to the stage before
@@ -11,17 +13,19 @@ left to torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from echelon.core.errors import TaskError
+from echelon.core.interfaces import Metric
 from echelon.core.types import Batch
-from echelon.strategy.pipeline.line import Form, Line
-from echelon.strategy.pipeline.plan import Step
-from echelon.strategy.pipeline.stage import Stage, one_tensor
+from echelon.strategy.pipeline.schedule import Step
+from echelon.strategy.pipeline.stage import Form, Line, Stage, one_tensor
+
+# --- runner ---
 
 AHEAD = 2
 """Tensors to be ready for before they are needed: they arrive while this member computes."""
@@ -183,3 +187,24 @@ def _kind(batch: Batch, learning: bool) -> Hashable:
 def _rows(batch: Batch) -> int:
     column = next(iter(batch.values()))
     return len(column) if isinstance(column, Tensor) else len(column.offsets) - 1
+
+
+# --- seen ---
+# What the last stage saw of the samples it is not to learn from.
+
+
+class Seen:
+    """Sums of loss, weight and metrics; none of them where no last stage is."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        self.weight = 0.0
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, loss_sum: Tensor, weight: float, output: Any, batch: Batch) -> None:
+        self.loss_sum += loss_sum.to("cpu", torch.float64).view(())
+        self.weight += weight
+        for name, metric in self._metrics.items():
+            part = metric.measure(output, batch)
+            self.totals[name] = self.totals[name] + part if name in self.totals else part

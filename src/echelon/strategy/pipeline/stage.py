@@ -1,17 +1,21 @@
-"""Consecutive layers, and one micro-batch at a time through them."""
+"""One stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from echelon.core.errors import TaskError
-from echelon.strategy.pipeline.line import MOST_DIMS, can_pass
+from echelon.core.errors import PeerError, TaskError
+
+# --- stage ---
+# Consecutive layers, and one micro-batch at a time through them.
 
 
 class Stage:
@@ -129,3 +133,153 @@ def _weights(trained: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
 
 def _gradient_of(x: Any) -> Tensor | None:
     return x.grad if isinstance(x, Tensor) else None
+
+
+# --- draws ---
+# Random numbers that belong to a layer and a micro-batch, not to the member that computes them.
+#
+# Dropout draws other numbers in every layer, step and replica, but the same ones however the
+# layers are spread over the members. So a run that is resumed goes on as it would have, cut as it
+# may be.
+
+
+class Draws:
+    """Lends the generator that layers draw from."""
+
+    def __init__(self, device: torch.device) -> None:
+        # torch.manual_seed would do for all devices, but notes a stack trace at every call
+        cuda = device.type == "cuda"
+        generators = torch.cuda.default_generators
+        self._generator = generators[device.index or 0] if cuda else torch.default_generator
+        self._start = 0
+
+    @contextmanager
+    def during(self, *numbers: int) -> Iterator[None]:
+        """For what these numbers stand for, such as version and replica; nothing is used up."""
+        before = self._generator.get_state()
+        self._start = _mixed(self._generator.initial_seed(), *numbers)
+        try:
+            yield
+        finally:
+            self._generator.set_state(before)
+
+    def begin(self, layer: int, micro: int) -> None:
+        """What is drawn from now on belongs to this layer."""
+        self._generator.manual_seed(_mixed(self._start, layer, micro))
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed from several numbers."""
+    seed = 0
+    for number in numbers:
+        seed = ((seed ^ number) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**63
+    return seed
+
+
+# --- line ---
+# The line along which stages pass tensors on: torch's point-to-point messages.
+#
+# The first tensor of a form is announced by a message of its own, with shape, dtype and order of
+# the dimensions in memory. Both ends then know the form of whatever comes from alike micro-
+# batches, so that the receiver makes room, and is ready to receive, before the tensor is sent. A
+# tensor lies in memory at the receiver as it did at the sender: kernels choose their way by that.
+#
+# Through torch's gloo group; what is on a GPU goes by way of the host's memory.
+
+MOST_DIMS = 12
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+_GLOO = re.compile(r"^\[\S*\] ")  # the line of its own source that it begins with
+
+
+def can_pass(y: Any) -> TypeGuard[Tensor]:
+    """Whether this can be told of and sent."""
+    return isinstance(y, Tensor) and y.dtype in _DTYPES and y.ndim <= MOST_DIMS
+
+
+class Form(NamedTuple):
+    """How a tensor lies in memory: its dimensions, the outermost first, and where they belong."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Form:
+        strides = tensor.stride()
+        order = tuple(sorted(range(tensor.ndim), key=lambda at: (-strides[at], at)))
+        return cls(tensor.dtype, tuple(tensor.shape[at] for at in order), order)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def laid(self, tensor: Tensor) -> Tensor:
+        """The values of `tensor` in a row, in the order of this form, on the host."""
+        return tensor.detach().to("cpu", self.dtype).permute(self.order).contiguous()
+
+    def room(self) -> Tensor:
+        return torch.empty(self.sizes, dtype=self.dtype)
+
+    def read(self, row: Tensor, device: torch.device) -> Tensor:
+        places = [self.order.index(at) for at in range(len(self.order))]
+        return row.permute(places).to(device)
+
+    def described(self) -> Tensor:
+        rest = [0] * (MOST_DIMS - len(self.sizes))
+        numbers = [_DTYPES.index(self.dtype), len(self.sizes)]
+        return torch.tensor([*numbers, *self.sizes, *rest, *self.order, *rest])
+
+    @classmethod
+    def understood(cls, numbers: Sequence[int]) -> Form:
+        kind, dims = numbers[:2]
+        sizes, order = numbers[2 : 2 + dims], numbers[2 + MOST_DIMS : 2 + MOST_DIMS + dims]
+        return cls(_DTYPES[kind], tuple(sizes), tuple(order))
+
+
+class Line:
+    """This member's connections to the others along the pipeline."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._sent: list[tuple[Any, Tensor]] = []
+
+    def send(self, row: Tensor, member: int, tag: int) -> None:
+        """Does not wait for the receiver; `row` must stay as it is until `settle`."""
+        work = self._try(lambda: self._group.send([row], member, tag), member)
+        self._sent.append((work, row))
+
+    def begin_receive(self, row: Tensor, member: int, tag: int) -> Callable[[], None]:
+        """Calling what this gives back waits for the tensor."""
+        work = self._try(lambda: self._group.recv([row], member, tag), member)
+        return lambda: self._try(work.wait, member)
+
+    def receive(self, row: Tensor, member: int, tag: int) -> Tensor:
+        self.begin_receive(row, member, tag)()
+        return row
+
+    def settle(self) -> None:
+        """Until everything sent is on its way for good."""
+        for work, _ in self._sent:
+            self._try(work.wait, None)
+        self._sent.clear()
+
+    def _try(self, call: Callable[[], Any], member: int | None) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            who = "a neighbour" if member is None else f"the member at place {member}"
+            said = _GLOO.sub("", str(error)).partition(". ")[0].partition("\n")[0]
+            raise PeerError(f"{who} of the pipeline is gone or does not answer ({said})") from None

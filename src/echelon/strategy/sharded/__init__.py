@@ -18,15 +18,15 @@ def by_level(
     parallel = parallel or Parallel()
     match parallel.sharded.level:
         case "optimizer":
-            from echelon.strategy.sharded.optimizer_level import OptimizerLevel
+            from echelon.strategy.sharded.strategy import OptimizerLevel
 
             return OptimizerLevel(numerics, schedule, inspector, parallel)
         case "gradients":
-            from echelon.strategy.sharded.gradients_level import GradientsLevel
+            from echelon.strategy.sharded.strategy import GradientsLevel
 
             return GradientsLevel(numerics, schedule, inspector, parallel)
         case "parameters":
-            from echelon.strategy.sharded.parameters_level import ParametersLevel
+            from echelon.strategy.sharded.strategy import ParametersLevel
 
             return ParametersLevel(numerics, schedule, inspector, parallel)
 

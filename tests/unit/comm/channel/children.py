@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from echelon.cluster.child import only
+from echelon.cluster.workers import only
 from echelon.comm.channel import Address, Connection, Listener
 from echelon.comm.channel.stream import address_of, serve_socket
 

@@ -1,0 +1,252 @@
+"""Optimizer over parts of parameters, saved as one over the wholes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from echelon.comm.group import Group
+from echelon.comm.interface import Collective
+from echelon.core.errors import CheckpointError, TaskError
+from echelon.core.types import Parallel
+
+# --- optimizer ---
+# An optimizer over the parts of parameters that lie here, saved as one over the wholes.
+
+# Their step treats every value by itself, so a part of a parameter is stepped like the whole.
+# Exact types: a subclass may do anything.
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    {
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adagrad,
+        optim.RMSprop,
+        optim.Adadelta,
+        optim.Adamax,
+        optim.NAdam,
+        optim.RAdam,
+        optim.Rprop,
+        optim.ASGD,
+    }
+)
+
+_SINGLE = ("step", "mu_product", "eta", "mu")
+"""What these keep once for a parameter as a whole, not for every value."""
+
+
+class Divided(Protocol):
+    """A parameter of which every member has a part."""
+
+    @property
+    def name(self) -> str: ...
+
+    def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
+        """The part of a whole that belongs to member `index`."""
+        ...
+
+
+Kind = TypeVar("Kind", bound=Divided)
+Gather = Callable[[Sequence[Kind], Sequence[Tensor], Collective], Iterator[Tensor]]
+"""Parts → wholes, one after the other."""
+
+
+def check_divisible(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that would step a part of a parameter otherwise than the whole."""
+    if type(optimizer) not in ELEMENTWISE:
+        known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
+        raise TaskError(
+            f"optimizer {type(optimizer).__name__} cannot be divided among members: it is not "
+            f"known to treat every value by itself; use strategy all_reduce, or one of {known}"
+        )
+
+
+def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
+    """Let it hold this member's parts in place of whole parameters. Others (frozen ones, that a
+    user's optimizer may know of) it keeps."""
+    check_divisible(optimizer)
+    kept = dict(optimizer.state)
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            piece, state = parameters.get(parameter), kept.pop(parameter, None)
+            if piece is None:
+                optimizer.state |= {parameter: state} if state else {}
+            elif state:
+                optimizer.state[piece.local] = _kept(piece, state, index)
+        group["params"] = [
+            parameters[parameter].local if parameter in parameters else parameter
+            for parameter in group["params"]
+        ]
+
+
+def whole_state(
+    local: dict[str, Any], pieces: Sequence[Kind], group: Collective, gather: Gather[Kind]
+) -> dict[str, Any]:
+    """Named state of the parts → of the wholes. Complete on the group's first member only.
+
+    All members have stepped the same parameters, so they have the same keys; one whose part of a
+    parameter is empty keeps empty state for it.
+    """
+    state: dict[str, dict[str, Any]] = {name: dict(held) for name, held in local["state"].items()}
+    known = {piece.name: piece for piece in pieces}
+    divided = [
+        (name, key)
+        for name, held in state.items()
+        if name in known
+        for key, value in held.items()
+        if _is_divided(key, value)
+    ]
+    parts = [state[name][key] for name, key in divided]
+    wholes = gather([known[name] for name, _ in divided], parts, group)
+    for (name, key), whole in zip(divided, wholes, strict=True):
+        if group.index == 0:
+            state[name][key] = whole
+        else:
+            del state[name][key]
+    return {"state": state, "groups": local["groups"]}
+
+
+def own_state(saved: dict[str, Any], pieces: Sequence[Divided], index: int) -> dict[str, Any]:
+    """Named state of the wholes → of this member's parts. What does not fit is left to others."""
+    known = {piece.name: piece for piece in pieces}
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
+        return saved
+    state = {
+        name: _cut(known[name], held, index) if name in known else held
+        for name, held in saved["state"].items()
+    }
+    return {**saved, "state": state}
+
+
+def _is_divided(key: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and key not in _SINGLE
+
+
+def _cut(piece: Divided, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+    what = f"optimizer state of {piece.name!r}: "
+    return {
+        key: piece.cut(value, index, what=what + key) if _is_divided(key, value) else value
+        for key, value in state.items()
+    }
+
+
+def _kept(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What an optimizer that has not stepped yet keeps for a parameter, cut and copied.
+
+    A parameter that torch has sharded (a DTensor) has state that is.
+    """
+    kept = dict(state)
+    for key, value in state.items():
+        if _is_divided(key, value):
+            sharded = getattr(value, "to_local", None)
+            part = piece.cut(value, index, what=key) if sharded is None else sharded()
+            kept[key] = part.clone()
+    return kept
+
+
+# --- axes ---
+# Who shares what with whom: the members along the mesh's axes.
+
+
+def lengths(parallel: Parallel, axis: str, count: int) -> tuple[int, int]:
+    """Members along `data` and along `axis`; all along the latter if there is no mesh."""
+    data = parallel.mesh.get("data", 1)
+    along = parallel.mesh.get(axis, count // data)
+    assert data * along == count, f"a mesh of {data} × {along} for {count} members"
+    return data, along
+
+
+def sharded_group(
+    comm: Group, everybody: Collective, parallel: Parallel, device: torch.device
+) -> Collective:
+    """The members that hold one model between them, this one among them."""
+    data, along = lengths(parallel, "sharded", comm.count)
+    if data == 1:
+        return everybody
+    first = comm.index // along * along
+    return comm.collective(range(first, first + along), device=device)
+
+
+# --- pieces ---
+# Which part of every parameter is whose.
+#
+# A parameter's values, in the order they lie in memory, are cut into ranges, one for each member
+# of a sharded group; some may be empty. What an optimizer keeps for a parameter is cut alike.
+
+GATHERED = 32 << 20
+"""Bytes that are made whole at once: members that do not keep them need no more room than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One parameter's part that lies here, and what is needed to find the others."""
+
+    name: str
+    shape: torch.Size
+    stride: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+    """Of each member of the group."""
+    local: Tensor
+    """The part itself: what the optimizer steps."""
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Room for the whole."""
+        return torch.empty_strided(self.shape, self.stride, dtype=like.dtype, device=like.device)
+
+    def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
+        """The part of a whole that belongs to member `index`, shaped like what is held here."""
+        if whole.shape != self.shape:
+            raise CheckpointError(
+                f"{what} is {tuple(whole.shape)}, but the parameter is {tuple(self.shape)}"
+            )
+        if whole.stride() != self.stride:
+            whole = self.empty(whole).copy_(whole)
+        start, stop = self.ranges[index]
+        return in_row(whole)[start:stop].view(self.local.shape)
+
+
+def in_row(tensor: Tensor) -> Tensor:
+    """Its values in the order they lie in memory; a parameter has no gaps."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def gathered(
+    pieces: Sequence[Piece], parts: Sequence[Tensor], group: Collective
+) -> Iterator[Tensor]:
+    """The wholes that `parts` are of, one after the other; called by all members of the group."""
+    for chosen in _loads(pieces, parts):
+        wholes = [pieces[at].empty(parts[at]) for at in chosen]
+        rows = [in_row(whole) for whole in wholes]
+        for at, row in zip(chosen, rows, strict=True):
+            start, stop = pieces[at].ranges[group.index]
+            row[start:stop].copy_(parts[at].reshape(-1))
+        for source in range(group.count):
+            ranges = [pieces[at].ranges[source] for at in chosen]
+            group.broadcast_(
+                [row[a:b] for row, (a, b) in zip(rows, ranges, strict=True) if a < b], source
+            )
+        yield from wholes
+
+
+def _loads(pieces: Sequence[Piece], parts: Sequence[Tensor]) -> Iterator[list[int]]:
+    chosen: list[int] = []
+    used = 0
+    for at, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
+        size = piece.numel * part.itemsize
+        if chosen and used + size > GATHERED:
+            yield chosen
+            chosen, used = [], 0
+        chosen.append(at)
+        used += size
+    if chosen:
+        yield chosen

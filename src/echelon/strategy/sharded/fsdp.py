@@ -1,0 +1,328 @@
+"""Torch fully_shard on our collectives.
+
+torch's `fully_shard` over a model: its repeated parts one by one, then the rest of it.
+
+A part's parameters are whole only while it computes. Their gradients are summed, not averaged:
+what they are divided by is known later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from echelon.comm.interface import Collective
+from echelon.core.errors import TaskError
+from echelon.core.interfaces import Task
+from echelon.core.types import Batch
+from echelon.data.batch import to_device
+from echelon.data.loader import PositionDraws
+from echelon.strategy.model import blocks
+from echelon.strategy.optimizer_shards import Piece
+
+# --- fully ---
+
+UNIT = 8 << 20
+"""Bytes; a larger layer is gathered by itself, a smaller one with what is around it."""
+
+
+def shard(
+    model: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh, group: Collective | None
+) -> None:
+    """Lay the model out over the mesh: along its last axis divided, along any other repeated.
+
+    `parts`: what is gathered at once, inner parts first; the rest of the model is another one.
+    `group`: what to gather and sum with along the last axis, in place of torch's own.
+    """
+    parts = [*parts, model]
+    _check_divisible(model, parts)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
+    names = {module: name for name, module in model.named_modules()}
+    for number, part in enumerate(parts):
+        _shard_one(part, mesh)
+        if group is not None:
+            _exchange_by(group, number, names[part], part)
+
+
+def _check_divisible(model: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Refuse what torch cannot divide, and would say so of in the middle of a step."""
+    other = "or take sharded.level gradients"
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise TaskError(
+                f"parameter {name!r} is a single number, which torch cannot divide: give it the "
+                f"shape [1], {other}"
+            )
+        if parameter.numel() == 0:
+            raise TaskError(f"parameter {name!r} is empty: leave it out, {other}")
+    names, inside = {p: name for name, p in model.named_parameters()}, set[nn.Parameter]()
+    for part in parts:
+        own = [p for p in part.parameters() if p not in inside]
+        trained = [p for p in own if p.requires_grad]
+        if odd := [p for p in trained if p.dtype != trained[0].dtype]:
+            raise TaskError(
+                f"parameters {names[trained[0]]!r} and {names[odd[0]]!r} are of different kinds "
+                f"({trained[0].dtype}, {odd[0].dtype}) in one part of the model, which torch "
+                f"cannot divide: make them alike, {other}"
+            )
+        inside.update(own)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """What may be gathered at once, inner parts first: repeated parts, and large layers.
+
+    A parameter that is also used elsewhere has to be whole all the time, as part of the model.
+    """
+    uses = Counter(parameter for _, parameter in _all_parameters(model))
+    chosen = _parts(model, {block for block in blocks(model) if block is not model})
+    return [unit for unit in chosen if _is_callable(unit) and _is_apart(unit, uses)]
+
+
+def _parts(module: nn.Module, repeated: set[nn.Module]) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _parts(child, repeated)
+        size = sum(parameter.nbytes for parameter in child.parameters())
+        if child in repeated or size >= UNIT:
+            yield child
+
+
+def _all_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """A tied one as often as it is used."""
+    return module.named_parameters(remove_duplicate=False)
+
+
+def _is_apart(unit: nn.Module, uses: Counter[nn.Parameter]) -> bool:
+    inside = Counter(parameter for _, parameter in _all_parameters(unit))
+    return all(uses[parameter] == times for parameter, times in inside.items())
+
+
+def _is_callable(unit: nn.Module) -> bool:
+    """Lists of modules have no forward to gather before."""
+    return not isinstance(unit, nn.ModuleList | nn.ModuleDict)
+
+
+def pieces(named: Sequence[tuple[str, nn.Parameter]], group: Collective) -> list[Piece]:
+    """The rows of each parameter that lie here."""
+    return [_piece(name, parameter, group) for name, parameter in named]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of it that lies here."""
+    held: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return held.detach()
+
+
+def watch(model: nn.Module, seen: Callable[[str], None]) -> None:
+    """Have `seen` called with a parameter's name whenever backward found a gradient for it.
+
+    The whole parameters are made at a part's first forward, and are the same ones ever after.
+    """
+    known: set[nn.Parameter] = set()
+
+    def look(prefix: str, module: nn.Module, _args: Any) -> None:
+        for name, parameter in module.named_parameters(prefix):
+            if not isinstance(parameter, DTensor) and parameter not in known:
+                known.add(parameter)
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen(name))
+
+    for prefix, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            cast(nn.Module, module).register_forward_pre_hook(partial(look, prefix))
+
+
+def _shard_one(part: nn.Module, mesh: DeviceMesh) -> None:
+    part.register_forward_hook(_not_a_view)
+    sharded: FSDPModule = fully_shard(part, mesh=mesh)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
+    sharded.set_reduce_scatter_unused_params(True)
+
+
+def _exchange_by(group: Collective, number: int, name: str, part: nn.Module) -> None:
+    sharded = cast(FSDPModule, part)
+    sharded.set_custom_all_gather(cast(Any, AllGather(group, number, name)))
+    sharded.set_custom_reduce_scatter(cast(Any, ReduceScatter(group, number, name)))
+    # Nothing is gathered ahead (but what is there already): nothing would be won by it.
+    sharded.set_modules_to_backward_prefetch([sharded])
+
+
+def _not_a_view(_part: nn.Module, _args: Any, output: Any) -> Any:
+    """A view that is changed in place would lose torch's hook, and its weights for backward."""
+    return tree_map_only(Tensor, lambda x: x.clone() if x._is_view() else x, output)
+
+
+def _piece(name: str, parameter: nn.Parameter, group: Collective) -> Piece:
+    rows, row = parameter.shape[0] if parameter.ndim else 1, math.prod(parameter.shape[1:])
+    each = -(-rows // group.count)
+    edges = [min(each * at, rows) * row for at in range(group.count + 1)]
+    ranges = tuple(pairwise(edges))
+    here = local(parameter)
+    start, stop = ranges[group.index]
+    assert here.numel() == stop - start, f"{name!r}: {here.numel()} values in {start}:{stop}"
+    return Piece(name, parameter.shape, parameter.stride(), ranges, here)
+
+
+# --- exchange ---
+# What torch's `fully_shard` gathers and sums with on a CPU: the members' own collective.
+#
+# Between processes of one host that is memory they share, several times as fast as gloo.
+
+
+class Exchange:
+    """The part of both that torch asks for. `number` says for which layer."""
+
+    def __init__(self, group: Collective, number: int, name: str) -> None:
+        self._group, self._number, self._name = group, number, name
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _meet(self, number: int) -> None:
+        """Layers are often alike: nothing else would tell that weights of two were mixed.
+
+        Only if all say the same number are Σ n = count · n and Σ n² = count · n².
+        """
+        count = self._group.count
+        if self._group.sum([number, number * number]) != [count * number, count * number * number]:
+            raise TaskError(
+                f"members went through different layers ({self._name!r} in this one): under "
+                f"sharded.level parameters all have to use the same ones; take level gradients"
+            )
+
+
+class AllGather(Exchange):
+    """Everybody's part in everybody's output."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_options: Any) -> None:
+        self._meet(2 * self._number + 1)
+        parts = output_tensor.chunk(self._group.count)
+        assert parts[self._group.index].data_ptr() == input_tensor.data_ptr(), "gathered in place"
+        for source, part in enumerate(parts):
+            self._group.broadcast_([part], source)
+
+
+class ReduceScatter(Exchange):
+    """Sums; torch was told to ask for nothing else."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_options: Any) -> None:
+        self._meet(2 * self._number + 2)
+        self._group.sum_(input_tensor)
+        output_tensor.copy_(input_tensor.chunk(self._group.count)[self._group.index])
+        # torch holds on to it, unread, until the next layer's gradients are there.
+        input_tensor.untyped_storage().resize_(0)
+
+
+# --- uses ---
+# Which layers' weights a model uses outside of the layers that hold them.
+#
+# A layer that is gathered by itself has whole weights only while it is called. Some are read from
+# elsewhere: a table of places that is added, an output layer that attention multiplies with
+# itself.
+
+_SAMPLES = 2
+
+
+def first_samples(task: Task, device: torch.device) -> Batch | None:
+    """As the model will get them; None if the task's samples are not at hand."""
+    if task.train is None:
+        return None
+    rows = torch.arange(min(_SAMPLES, len(task.train)))
+    batch: Batch = to_device(task.train.gather(rows), device)
+    if task.augment is None:
+        return batch
+    return task.augment(batch, PositionDraws(0, 0, rows.numpy(), device))
+
+
+def used_outside(
+    model: nn.Module, parts: Sequence[nn.Module], go: Callable[[], Any]
+) -> set[nn.Module]:
+    """Those of `parts` of which a weight is used while they are not being called."""
+    training, watch = model.training, _Watch(parts)
+    model.eval()  # running statistics stay; and evaluation has shorter ways that read more weights
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), watch.called(), watch:
+            go()
+    finally:
+        model.train(training)
+    return watch.found
+
+
+class _Watch(TorchFunctionMode):
+    """Looks at what the functions of torch are given."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.found: set[nn.Module] = set()
+        self._parts = parts
+        self._active: Counter[nn.Module] = Counter()
+        self._holders: dict[Tensor, list[nn.Module]] = {}
+        for part in parts:
+            for parameter in part.parameters():
+                self._holders.setdefault(parameter, []).append(part)
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """Know which parts are under way."""
+        handles = [part.register_forward_pre_hook(self._enter) for part in self._parts]
+        handles += [part.register_forward_hook(self._leave) for part in self._parts]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, part: nn.Module, _args: Any) -> None:
+        self._active[part] += 1
+
+    def _leave(self, part: nn.Module, _args: Any, _output: Any) -> None:
+        self._active[part] -= 1
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") != "__get__":  # a shape or a dtype can be asked any time
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, nn.Parameter):
+                    idle = [part for part in self._holders.get(leaf, ()) if not self._active[part]]
+                    self.found.update(idle)
+        return func(*args, **kwargs)
+
+
+# --- freeing ---
+# What is freed goes back to the system.
+
+LARGE = 1 << 20
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
+
+
+def give_back_large() -> None:
+    """Have every buffer of a megabyte or more returned to the system as soon as it is freed.
+
+    glibc takes a buffer of up to 32 MB from its heap once one of that size was freed, and between
+    buffers that live on, whole layers' worth of memory stays unusable: measured, members held three
+    times what they needed. Other C libraries have no such setting, and no such habit.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, LARGE)
