@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.errors import CheckpointError
-from echelon.core.files import file_of
+from echelon.core.files import crc32_file, file_of
 
 # --- tensors ---
 
@@ -220,7 +220,7 @@ def put(
         if source not in files:
             files[source] = _NAME.format(len(files))
             _link(source, folder / files[source], tensor)
-            written[files[source]] = _sum(folder / files[source], proceed)
+            written[files[source]] = crc32_file(folder / files[source], proceed)
         places[path] = {
             "file": files[source],
             "offset": _offset(tensor),
@@ -286,16 +286,6 @@ def _link(source: Path, to: Path, tensor: Tensor) -> None:
         with to.open("wb") as file:
             for piece in memory.split(PIECE):
                 file.write(piece.numpy().data)
-
-
-def _sum(file: Path, proceed: Callable[[], None]) -> tuple[int, int]:
-    size = checksum = 0
-    with file.open("rb") as opened:
-        while piece := opened.read(PIECE):
-            proceed()
-            checksum = zlib.crc32(piece, checksum)
-            size += len(piece)
-    return size, checksum
 
 
 # --- randomness ---

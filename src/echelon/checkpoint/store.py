@@ -25,6 +25,7 @@ from echelon.checkpoint.state import (
     write_tensors,
 )
 from echelon.core.errors import CheckpointError, RunError, unknown
+from echelon.core.files import crc32_file, fsync, replace_folder, write_atomic
 
 # --- shelf ---
 # The checkpoints of a run: the last few and the best.
@@ -68,12 +69,9 @@ class Shelf:
 
     def mark_best(self, version: int) -> None:
         """Remember a saved version as the best."""
-        aside = self.folder / f".{_BEST}"
         try:
-            aside.write_text(str(version), encoding="ascii")
-            aside.replace(self.folder / _BEST)
+            write_atomic(self.folder / _BEST, str(version))
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise CheckpointError(f"cannot mark step {version} as the best: {error}") from error
         self._sweep(version)
 
@@ -147,10 +145,7 @@ def write_flat(folder: Path, flat: Flat, proceed: Callable[[], None] = lambda: N
         aside.mkdir(parents=True)
         _check_room(aside, size_of(divided(flat)[0].tensors))
         _fill(aside, flat, proceed)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-        _sync(folder.parent)
+        replace_folder(aside, folder)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {folder}: {error}") from error
     finally:
@@ -192,7 +187,7 @@ def verify_cut(folder: Path) -> None:
             raise CheckpointError(
                 f"checkpoint {folder} is torn: {name} has {found} of {size} bytes"
             )
-        if _crc32(folder / name) != checksum:
+        if crc32_file(folder / name) != (size, checksum):
             raise CheckpointError(f"checkpoint {folder} is corrupt: {name} fails its checksum")
 
 
@@ -224,24 +219,8 @@ def _fill(aside: Path, flat: Flat, proceed: Callable[[], None]) -> None:
     manifest = {"format": FORMAT, "files": files} | ({"spooled": places} if places else {})
     (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for name in (*files, _MANIFEST):
-        _sync(aside / name)
-    _sync(aside)
-
-
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        fsync(aside / name)
+    fsync(aside)
 
 
 # --- assemble ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from echelon.cli.common import say
 from echelon.core.config import DataSection, Job
 from echelon.core.errors import ConfigError, RunError, UserError, unknown
+from echelon.core.files import replacing
 
 if TYPE_CHECKING:
     from echelon.core.interfaces import Task
@@ -107,17 +109,14 @@ def _save(lines: Iterable[str], out: Path) -> None:
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     target = out.resolve()
     plain = target.is_file() or not target.exists()
-    aside = target.with_name(f".{target.name}.part") if plain else target
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with (
+            replacing(target) if plain else nullcontext(target) as part,
+            part.open("w", encoding="utf-8") as file,
+        ):
             file.writelines(line + "\n" for line in lines)
-        if plain:
-            aside.replace(target)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written: {error.strerror}") from None
-    finally:
-        if plain:
-            aside.unlink(missing_ok=True)
 
 
 def _predicted(folder: str, run: str, checkpoint: str, data: Path) -> Iterator[str]:

@@ -33,6 +33,7 @@ from echelon.comm.channel.connection import STOPPED, is_stopped
 from echelon.comm.ps.messages import ShardAddress
 from echelon.core.config import Job
 from echelon.core.errors import ConfigError, TrainingError
+from echelon.core.files import write_atomic
 from echelon.core.process import keep_freed_memory
 from echelon.data.journal import Journal, entries
 
@@ -352,9 +353,7 @@ class Fleet:
     def _write(self) -> None:
         """For whoever wants to know: tests, chaos, people."""
         found = [{"shard": s.shard, "twin": s.twin, "pid": s.pid} for s in self.seats]
-        aside = self._file.with_name(f".{SERVERS}")
-        aside.write_text(json.dumps(found), encoding="utf-8")
-        aside.replace(self._file)
+        write_atomic(self._file, json.dumps(found))
 
 
 def served(folder: Path) -> list[dict[str, Any]]:

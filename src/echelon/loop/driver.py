@@ -24,6 +24,7 @@ from echelon.comm import Alone
 from echelon.comm.peers import is_torn
 from echelon.core.config import Job
 from echelon.core.errors import CheckpointError, EchelonError, Left, PeerError, RunError
+from echelon.core.files import write_atomic
 from echelon.core.format import warn
 from echelon.core.interfaces import Comm, Observer, Task
 from echelon.loop.build import assemble, check_task, facts, set_up
@@ -198,7 +199,7 @@ def _failed(run: Run, run_id: str, folder: Path, error: BaseException) -> None:
 def _show(run: Run, task: Task, model: nn.Module, folder: Path) -> None:
     """What the report will show; a fault in showing does not undo the training."""
     try:
-        _write(folder / EVALUATION, json.dumps(gallery(run, task, model), ensure_ascii=False))
+        write_atomic(folder / EVALUATION, json.dumps(gallery(run, task, model), ensure_ascii=False))
     except Exception as error:
         run.notice(f"the report shows no samples: {type(error).__name__}: {error}")
 
@@ -206,15 +207,8 @@ def _show(run: Run, task: Task, model: nn.Module, folder: Path) -> None:
 def keep(folder: Path, job: Job, task: Task) -> None:
     """The resolved config and whatever was learnt from the data, beside the run."""
     text = yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    _write(folder / CONFIG, text)
-    _write(folder / FITTED, json.dumps(dict(task.fitted), ensure_ascii=False))
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    write_atomic(folder / CONFIG, text)
+    write_atomic(folder / FITTED, json.dumps(dict(task.fitted), ensure_ascii=False))
 
 
 @contextmanager

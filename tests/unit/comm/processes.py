@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tests.children import answers, fork, wait
 from torch import Tensor
 
 from echelon.comm import Group, Place
+from tests.children import answers, fork, wait
 
 Body = Callable[[Group], Any]
 """One member's part; what it returns has to be JSON."""

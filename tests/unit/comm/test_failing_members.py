@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cluster.shared import Counters
 
 from echelon.comm import Collective, Group
 from echelon.comm import group as group_module
 from echelon.core.errors import PeerError
+from tests.cluster.shared import Counters
 
 from .processes import run, traces
 

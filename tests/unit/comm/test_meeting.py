@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cluster.shared import is_alive, wait_for
 
 from echelon.comm import Group, Place, peers
 from echelon.comm.peers import Peer, Watch, interface_of, outward
 from echelon.comm.shared_memory import share
 from echelon.core.errors import PeerError, UserError
+from tests.cluster.shared import is_alive, wait_for
 
 from .processes import run
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract import members
 from torch import Tensor
 
 from echelon.loop import recovery
+from tests.contract import members
 
 
 class Recorded:

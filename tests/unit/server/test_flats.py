@@ -7,14 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server.models import (
-    Odd,
-    OneProcess,
-    flats_of,
-    gradients,
-    partition_of,
-    staged,
-)
 from torch import Tensor
 
 from echelon.comm.ps.layout import Layout, Partition
@@ -23,6 +15,14 @@ from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
 from echelon.optim.gradients import clip_norm_, clip_value_
 from echelon.server.weights import Flats, Stale
+from tests.unit.server.models import (
+    Odd,
+    OneProcess,
+    flats_of,
+    gradients,
+    partition_of,
+    staged,
+)
 
 SECTIONS: list[dict[str, Any]] = [
     {"name": "sgd", "lr": 0.1},

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server.models import OneProcess, flats_of, gradients, partition_of
 
 from echelon.comm.ps.state import BadPart, Gathering, blank, divide, join
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
+from tests.unit.server.models import OneProcess, flats_of, gradients, partition_of
 
 ADAM = OptimizerSection(name="adam", weight_decay=0.1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from echelon.core.errors import UserError
+from echelon.core.files import write_atomic
 from echelon.core.format import cut, figure, line, number, share, short, size
 from echelon.core.html import Html, Scale, document, el, join, section, tile
 from echelon.data.inspect.profile import ColumnProfile, Example, PartProfile, Profile, told
@@ -26,14 +27,10 @@ def write_html(profile: Profile, path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: is a folder, give the name of a file")
-    aside = path.with_name(f".{path.name}.part")
     try:
-        aside.write_text(page(profile), encoding="utf-8", errors="replace")
-        aside.replace(path)
+        write_atomic(path, page(profile).encode("utf-8", errors="replace"))
     except OSError as error:
         raise UserError(f"{path}: the profile cannot be written: {error.strerror}") from None
-    finally:
-        aside.unlink(missing_ok=True)
     return path
 
 

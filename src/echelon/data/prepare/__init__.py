@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from echelon.core.errors import ConfigError, DataError, UserError
+from echelon.core.files import replace_folder
 from echelon.core.process import lazily
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ def _prepared(recipe: Recipe, hire: Hire, overwrite: bool, watch: Watch) -> Prep
     from echelon.data.formats.files import sources
     from echelon.data.prepare.encoders import Prepared, open_prepared
     from echelon.data.prepare.engine import Engine
-    from echelon.data.prepare.finish import check_place, finish, into_place
+    from echelon.data.prepare.finish import check_place, finish
     from echelon.data.prepare.workdir import Claim
+    from echelon.data.prepare.write import OUT
 
     folder = Path(recipe.write.folder)
     read = sources(recipe.read)
@@ -118,7 +120,7 @@ def _prepared(recipe: Recipe, hire: Hire, overwrite: bool, watch: Watch) -> Prep
             with closing(hire(engine.setting, read)) as pool:
                 engine.run(pool, coming)
         facts = finish(engine, read, digest)
-        into_place(claim.desk, folder)
+        replace_folder(claim.desk.root / OUT, folder)
         done = True
         return Prepared(folder, facts)
     except UserError:  # with another recipe or other inputs all is to be done anew

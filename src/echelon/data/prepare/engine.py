@@ -24,6 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
+from echelon.core.files import write_atomic
 from echelon.core.process import give_back_freed_memory
 from echelon.data.formats import blocks, infer, parse, refuse_others
 from echelon.data.formats.records import SIZE, Block
@@ -68,7 +69,7 @@ class Engine:
             schema = infer(block, self.recipe.columns)
             if schema is not None:
                 refuse_others(block, self.recipe.columns)
-                self.desk.put(self.desk.root / SCHEMA, schema.serialize().to_pybytes())
+                write_atomic(self.desk.root / SCHEMA, schema.serialize().to_pybytes())
                 _ = self.work.outline
                 return chain(seen, coming)
         raise nothing_read(seen)

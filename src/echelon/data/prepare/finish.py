@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from echelon.core.errors import DataError
+from echelon.core.files import fsync, sha256_file, write_atomic
 from echelon.data.formats.blocks import DAMAGED
 from echelon.data.formats.records import Source
 from echelon.data.prepare import workdir
@@ -25,17 +23,15 @@ from echelon.data.prepare.write import STAGE as SCATTER
 from echelon.data.shards.layout import MANIFEST, Field, Manifest, ShardEntry, sealed
 from echelon.data.shards.statistics import Statistics
 
-_PIECE = 1 << 20
-
 
 def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, Any]:
     """Write what describes the shards; the facts are those of prepared.json."""
     work, desk = engine.work, engine.desk
     out = desk.stage(OUT)
     splits = {name: _manifest(desk, name) for name in SPLITS if (out / name).is_dir()}
-    checksums = {f"{name}/{MANIFEST}": _sha256(out / name / MANIFEST) for name in splits}
+    checksums = {f"{name}/{MANIFEST}": sha256_file(out / name / MANIFEST) for name in splits}
     for path in [*_told_apart(work, out), *_learnt(work, out)]:
-        checksums[str(path.relative_to(out))] = _sha256(path)
+        checksums[str(path.relative_to(out))] = sha256_file(path)
     facts = sealed(
         {
             "format": FORMAT,
@@ -51,20 +47,9 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
             "digest": digest,
         }
     )
-    _write(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1).encode() + b"\n")
-    _sync(out)
+    write_atomic(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1) + "\n", durable=True)
+    fsync(out)
     return facts
-
-
-def into_place(desk: Desk, folder: Path) -> None:
-    """A reader sees what was there before, nothing, or all of the new."""
-    old = folder.with_name(f".{folder.name}.old")
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    (desk.root / OUT).rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _manifest(desk: Desk, split: str) -> Manifest:
@@ -80,8 +65,8 @@ def _manifest(desk: Desk, split: str) -> Manifest:
         statistics.merge(unpack(path.read_bytes()))
     manifest = Manifest(schema, tuple(entries), statistics.summary())
     folder = desk.root / OUT / split
-    _write(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
-    _sync(folder)
+    write_atomic(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1), durable=True)
+    fsync(folder)
     return manifest
 
 
@@ -102,8 +87,7 @@ def _gathered(work: Work, path: Path, stages: Sequence[str], suffix: str) -> Non
         for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
             for stage in stages:
                 file.write(work.desk.path(stage, number, suffix).read_bytes())
-        file.flush()
-        os.fsync(file.fileno())
+    fsync(path)
 
 
 def _learnt(work: Work, out: Path) -> list[Path]:
@@ -116,7 +100,7 @@ def _learnt(work: Work, out: Path) -> list[Path]:
                 workdir.save(out / LEARNT / f"{what}-{at}", known)
     files = sorted(path for path in (out / LEARNT).rglob("*") if path.is_file())
     for path in files:
-        _sync(path)
+        fsync(path)
     return files
 
 
@@ -204,24 +188,3 @@ def check_place(folder: Path, digest: str, *, overwrite: bool) -> bool:
             f"say --overwrite (overwrite=True) to replace it"
         )
     return same and not overwrite
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    told = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            told.update(piece)
-    return told.hexdigest()

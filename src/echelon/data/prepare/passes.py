@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from echelon.core.files import replacing, write_atomic
 from echelon.data.formats import parse
 from echelon.data.formats.records import Block, Input, Source
 from echelon.data.prepare import outline, workdir
@@ -100,8 +101,8 @@ def clean_block(
     if segment.last:
         rows.batch = _numbered(rows.batch, work.outline.categories)
     save(desk.path(segment.stage, number, "arrow"), rows)
-    desk.put(desk.path(segment.stage, number, "jsonl"), workdir.text_of(rows.outs))
-    desk.put(desk.path(segment.stage, number, "noted"), workdir.text_of(rows.noted))
+    write_atomic(desk.path(segment.stage, number, "jsonl"), workdir.text_of(rows.outs))
+    write_atomic(desk.path(segment.stage, number, "noted"), workdir.text_of(rows.noted))
     return {
         "file": rows.file,
         "read": read,
@@ -141,14 +142,14 @@ def _partials(
     desk = work.desk
     if segment.looks is not None and split in LEARNT_FROM:
         found = work.steps[segment.looks].look(0, batch, {})
-        desk.put(desk.path(segment.stage, number, "look"), pack(found))
+        write_atomic(desk.path(segment.stage, number, "look"), pack(found))
     if segment.compares is not None:
         found = comparing(work.steps[segment.compares]).hashes(batch)
-        desk.put(desk.path(segment.stage, number, "hash"), pack(found))
+        write_atomic(desk.path(segment.stage, number, "hash"), pack(found))
     if segment.last:
         by = work.recipe.split.by if work.recipe.split is not None else None
         found = outline.keys(batch, work.outline.keys, by, work.outline.texts)
-        desk.put(desk.path(segment.stage, number, "keys"), pack(found))
+        write_atomic(desk.path(segment.stage, number, "keys"), pack(found))
 
 
 def look_clean(work: Work, segment: Segment, number: int, at: int) -> Any:
@@ -157,7 +158,7 @@ def look_clean(work: Work, segment: Segment, number: int, at: int) -> Any:
     rows = loaded(work.desk, segment.stage, number)
     learnt = work.learnt_of("clean", segment.looks)
     found = work.steps[segment.looks].look(at, rows.batch, learnt)
-    work.desk.put(work.desk.path(f"{segment.stage}-look-{at}", number, "look"), pack(found))
+    write_atomic(work.desk.path(f"{segment.stage}-look-{at}", number, "look"), pack(found))
     return {}
 
 
@@ -167,7 +168,7 @@ def look_block(work: Work, stage: str, number: int, active: list[tuple[int, int]
     for at, passed in active:
         learnt = work.learnt_of("feature", at) if passed else {}
         found = work.features[at].look(passed, visible[at], learnt)
-        work.desk.put(work.desk.path(stage, number, f"look-{at}"), pack(found))
+        write_atomic(work.desk.path(stage, number, f"look-{at}"), pack(found))
     return {}
 
 
@@ -207,10 +208,12 @@ def save(path: Path, rows: Rows) -> None:
     batch = rows.batch.append_column(LINES, pa.array(rows.lines))
     origin = json.dumps([rows.file, rows.members, rows.first])
     named = batch.replace_schema_metadata({ORIGIN: origin})
-    aside = Desk.aside(path)
-    with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, named.schema) as stream:
+    with (
+        replacing(path) as part,
+        pa.OSFile(str(part), "wb") as sink,
+        pa.ipc.new_file(sink, named.schema) as stream,
+    ):
         stream.write_batch(named)
-    aside.replace(path)
 
 
 def loaded(desk: Desk, stage: str, number: int) -> Rows:

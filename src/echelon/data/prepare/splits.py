@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
+from echelon.core.files import write_atomic
 from echelon.core.hashing import key, words
 from echelon.data.ledger import edges
 from echelon.data.prepare.deal import Copies, Deal, Weights, shard_counts, train_classes
@@ -387,4 +388,4 @@ def _counted(splits: Iterable[Codes]) -> list[int]:
 def _write(desk: Desk, plans: Iterator[dict[str, Any]]) -> None:
     desk.stage(STAGE)
     for number, plan in enumerate(plans):
-        desk.put(desk.path(STAGE, number, "plan"), pack(plan))
+        write_atomic(desk.path(STAGE, number, "plan"), pack(plan))

@@ -19,6 +19,7 @@ from safetensors.numpy import load as _arrays_of
 from safetensors.numpy import save as _bytes_of
 
 from echelon.core.errors import DataError
+from echelon.core.files import write_atomic
 
 # --- desk ---
 # The folder that work in progress lies in: every result is whole or not there.
@@ -43,18 +44,8 @@ class Desk:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def put(self, path: Path, content: bytes) -> None:
-        """Whole or not at all."""
-        aside = self.aside(path)
-        aside.write_bytes(content)
-        aside.replace(path)
-
-    @staticmethod
-    def aside(path: Path) -> Path:
-        return path.with_name(f"{path.name}.part")
-
     def finish(self, stage: str, number: int, result: Any) -> Any:
-        self.put(self.path(stage, number, "json"), json.dumps(result).encode())
+        write_atomic(self.path(stage, number, "json"), json.dumps(result).encode())
         return result
 
     def result(self, stage: str, number: int) -> Any | None:
@@ -62,7 +53,7 @@ class Desk:
         return _read(self.path(stage, number, "json"))
 
     def remember(self, name: str, value: Any) -> Any:
-        self.put(self.root / f"{name}.json", json.dumps(value).encode())
+        write_atomic(self.root / f"{name}.json", json.dumps(value).encode())
         return value
 
     def recall(self, name: str) -> Any | None:

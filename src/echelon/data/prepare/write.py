@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ import pyarrow.types as types
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
+from echelon.core.files import crc32_blocks, replacing, write_atomic
 from echelon.data.prepare import workdir
 from echelon.data.prepare.deal import Mixing
 from echelon.data.prepare.passes import Rows, columns_of, left, planned
@@ -69,7 +69,7 @@ def encode_block(work: Work, number: int) -> Any:
     kept, columns = _encoded(work, rows, plan)
     bad = next(workdir.first(rows.outs[compared:]), "")
     desk = work.desk
-    desk.put(desk.path(STAGE, number, "jsonl"), workdir.text_of(rows.outs))
+    write_atomic(desk.path(STAGE, number, "jsonl"), workdir.text_of(rows.outs))
     pairs = [formed(name, *pair) for name, pair in columns.items()]
     fields = tuple(field for field, _ in pairs)
     check_names(fields)
@@ -184,9 +184,12 @@ def _scattered(
     bounds = [0, *edges.tolist(), len(row)] if len(row) else []
     schema = pa.schema([*(pa.field(f.name, f.arrow_type()) for f in fields), (PLACE, pa.int64())])
     path = desk.path(STAGE, number, "arrow")
-    aside = Desk.aside(path)
     pieces = []
-    with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, schema) as stream:
+    with (
+        replacing(path) as part_file,
+        pa.OSFile(str(part_file), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as stream,
+    ):
         for start, stop in pairwise(bounds):
             arrays = [
                 arrow(field, part(column, start, stop))
@@ -195,7 +198,6 @@ def _scattered(
             arrays.append(pa.array(place[start:stop]))
             stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
             pieces.append((int(split[start]), int(shard[start]), stop - start))
-    aside.replace(path)
     return pieces
 
 
@@ -222,18 +224,16 @@ def write_shard(work: Work, split: str, shard: int, pieces: Sequence[Piece]) -> 
     path = desk.stage(f"{OUT}/{split}") / name_of(shard)
     sizes = _Sizes(desk, schema, pieces)
     statistics = Statistics(schema)
-    aside = Desk.aside(path)
     plan = layout(schema, sizes.lengths)
-    with begin(aside, plan) as file:
-        fill = _Filling(file.fileno(), schema, plan)
-        for window in _windows(desk, schema, pieces, sizes):
-            fill.add(window)
-            statistics.add(_batch(schema, window))
-        os.fsync(file.fileno())
-    crc32 = _checksums(aside)
-    aside.replace(path)
+    with replacing(path, durable=True) as unfinished:
+        with begin(unfinished, plan) as file:
+            fill = _Filling(file.fileno(), schema, plan)
+            for window in _windows(desk, schema, pieces, sizes):
+                fill.add(window)
+                statistics.add(_batch(schema, window))
+        crc32 = crc32_blocks(unfinished, BLOCK)
     stage = desk.stage(f"shards-{split}")
-    desk.put(stage / f"{shard:06d}.statistics", pack(statistics.state()))
+    write_atomic(stage / f"{shard:06d}.statistics", pack(statistics.state()))
     return {"file": path.name, "rows": sizes.rows, "bytes": plan.size, "crc32": crc32}
 
 
@@ -348,14 +348,6 @@ def _shard_entries(field: Field, column: Any) -> int:
         return 0
     offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1)
     return int(offsets[-1] - offsets[0])
-
-
-def _checksums(path: Path) -> list[int]:
-    found = []
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found.append(zlib.crc32(block))
-    return found
 
 
 # --- phantom ---

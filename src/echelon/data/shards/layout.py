@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
+from echelon.core.files import sha256_file
 
 if TYPE_CHECKING:
     import torch
@@ -363,17 +364,12 @@ def changed(folder: Path, facts: Mapping[str, Any]) -> Iterator[tuple[Path, str]
             yield folder / PREPARED, f"names a file outside of the folder: {name!r}"
             continue
         try:
-            found = checksum(path)
+            found = sha256_file(path)
         except OSError as error:
             yield path, f"cannot be read: {error.strerror}"
             continue
         if found != expected:
             yield path, "corrupt: its checksum is wrong"
-
-
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def how_prepared(facts: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ statistics, checksums → manifest (last) ──────┘
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
+from echelon.core.files import crc32_blocks, fsync, replace_folder, sha256_file, write_atomic
 from echelon.data.shards.encode import Values, encode
 from echelon.data.shards.layout import (
     BLOCK,
@@ -34,7 +34,6 @@ from echelon.data.shards.layout import (
     Schema,
     ShardEntry,
     arrow_schema,
-    checksum,
     read_facts,
     read_manifest,
     same_schema,
@@ -42,7 +41,6 @@ from echelon.data.shards.layout import (
     shard_sets,
 )
 from echelon.data.shards.read import (
-    block_checksums,
     map_file,
     open_shard,
     record_batch,
@@ -77,7 +75,7 @@ def write_shards(
     aside.mkdir()
     try:
         manifest = _write_all(aside, batches, rows_per_shard)
-        move_into_place(aside, folder)
+        replace_folder(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -144,20 +142,17 @@ class _Writer:
 
 def write_shard(path: Path, table: Any) -> ShardEntry:
     """Write a table of stored columns, each in one chunk, as one shard."""
-    with path.open("xb") as file:
-        with pa.ipc.new_file(file, table.schema) as stream:
-            stream.write_table(table, max_chunksize=table.num_rows)
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("xb") as file, pa.ipc.new_file(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=table.num_rows)
+    fsync(path)
     size = path.stat().st_size
-    crc32 = block_checksums(map_file(path, size), BLOCK)
-    return ShardEntry(path.name, table.num_rows, size, tuple(crc32))
+    return ShardEntry(path.name, table.num_rows, size, tuple(crc32_blocks(path, BLOCK)))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """The last file of a set; from then on all of it is on disk."""
-    write_durably(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
-    sync_folder(folder)
+    write_atomic(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1), durable=True)
+    fsync(folder)
 
 
 def _refuse_to_replace(folder: Path, overwrite: bool) -> None:
@@ -171,38 +166,6 @@ def _refuse_to_replace(folder: Path, overwrite: bool) -> None:
         raise DataError(f"{folder}: holds other files; write shards to a folder of their own")
     if not overwrite:
         raise DataError(f"{folder}: holds shards already; say overwrite=True to replace them")
-
-
-def move_into_place(aside: Path, folder: Path) -> None:
-    """Renames are whole or not at all: a reader sees the old set, none, or the new one."""
-    old = None
-    if folder.exists() and any(folder.iterdir()):
-        old = folder.with_name(f"{aside.name}.old")
-        folder.rename(old)
-    try:
-        aside.rename(folder)
-    except BaseException:
-        if old is not None:
-            old.rename(folder)
-        raise
-    sync_folder(folder.parent)
-    if old is not None:
-        shutil.rmtree(old)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- reshard ---
@@ -253,7 +216,7 @@ def _reshard(
         }
         if facts is not None:
             _describe(aside, facts, made, shards)
-        move_into_place(aside, target)
+        replace_folder(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -305,12 +268,12 @@ def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], sh
             "shards": len(manifest.shards),
             "bytes": manifest.bytes,
         }
-        facts["checksums"][f"{name}/{MANIFEST}"] = checksum(folder / name / MANIFEST)
+        facts["checksums"][f"{name}/{MANIFEST}"] = sha256_file(folder / name / MANIFEST)
     # Another digest: to prepare it again by the same recipe would give other shards.
     facts["digest"] = f"{facts.get('digest')}, {shards} shards"
     (folder / PREPARED).unlink()
     text = json.dumps(sealed(facts), ensure_ascii=False, indent=1)
-    write_durably(folder / PREPARED, text.encode())
+    write_atomic(folder / PREPARED, text, durable=True)
 
 
 def _write_set(source: Path, manifest: Manifest, shards: int, folder: Path) -> Manifest:

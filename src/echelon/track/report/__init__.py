@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from echelon.core.errors import RunError
+from echelon.core.files import write_atomic
 from echelon.core.format import warn
 from echelon.track.report.page import gather, page
 from echelon.track.store import Store
@@ -16,10 +17,8 @@ def write_report(store: Store, run_id: str) -> Path:
     """Write the report of a run into its folder, in place of an earlier one."""
     contents = gather(store, run_id)
     path = contents.run.folder / REPORT
-    aside = path.with_name(f".{REPORT}")
     try:
-        aside.write_text(page(contents), encoding="utf-8")
-        aside.replace(path)
+        write_atomic(path, page(contents))
     except OSError as error:
         raise RunError(f"{path}: the report cannot be written: {error}") from None
     return path

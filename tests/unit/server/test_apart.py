@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import SAMPLES, Alone, Job, close
 
 from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import SAMPLES, Alone, Job, close
 
 STEPS, DEADLINE = 12, 20.0
 ADAGRAD = OptimizerSection(name="adagrad", lr=0.05)

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.errors import ConfigError
 from echelon.data.prepare.steps import Columns, Sparse
 from echelon.data.text import WORD
+from tests.unit.data.prepare.text.conftest import Block, Fit, halves
 
 
 def matrix(values: Any) -> csr_matrix:

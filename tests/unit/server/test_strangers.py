@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server_role.fleet import Fleet, fleet
-from tests.unit.server_role.model import Job
 
 from echelon.comm.channel import Connection, connect
 from echelon.comm.ps import messages
@@ -16,6 +14,8 @@ from echelon.comm.ps.client import Servers
 from echelon.comm.ps.messages import Chunk, Kind, PushHead, pack_chunk, pack_push
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
+from tests.unit.server.fleet import Fleet, fleet
+from tests.unit.server.model import Job
 
 PUSH = PushHead(1, Lease(0, 0, 4), 0, (4.0, 4.0, 1.0, 0.0, 0.1))
 Saying = Callable[[Connection, Job], None]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import TrainingError
 from echelon.core.types import Lease
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import Alone, Job, close
 
 ADAM = OptimizerSection(name="adam", lr=0.02, l2=0.1)
 

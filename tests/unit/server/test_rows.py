@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Job
 from torch import Tensor
 
 from echelon.comm.ps.client import Servers
@@ -17,6 +15,8 @@ from echelon.comm.ps.rows import RemoteTables
 from echelon.core.errors import PeerError
 from echelon.core.types import RowRule, RowSpec
 from echelon.optim.tables import RowGradients, Rows, merged
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import Job
 
 pytestmark = pytest.mark.timeout(90)
 STEPS, TRAINERS = 32, 2

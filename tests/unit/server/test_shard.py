@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.unit.server_role.model import Job
 
 from echelon.comm.channel import Connection, Listener
 from echelon.comm.ps import messages
@@ -21,6 +20,7 @@ from echelon.server.decisions import Entry, Staged
 from echelon.server.dispatch import Desk
 from echelon.server.peers import Twin
 from echelon.server.shard import Seat, ServerSettings, Shard
+from tests.unit.server.model import Job
 
 KEY = secrets.token_bytes(32)
 NAME = f"echelon-test-{secrets.token_hex(6)}"

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
-from tests.unit.server_role.test_twins import ADAM, await_files, begin
 
 from echelon.comm.ps.client import Servers
 from echelon.core.errors import PeerError
 from echelon.server.decisions import Entry
 from echelon.server.dispatch import Desk
 from echelon.server.peers import GateLink
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import Alone, Job, close
+from tests.unit.server.test_twins import ADAM, await_files, begin
 
 TRAINERS, STEPS, LOST_AT = 2, 10, 6
 CLIP = {"norm": 1.0}

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.children import Child, answers, fork, wait
-
 from echelon.comm.channel import Connection
 from echelon.comm.ps.client import Servers
 from echelon.comm.ps.messages import ShardAddress
 from echelon.server.peers import Twin
 from echelon.server.process import serve
 from echelon.server.shard import ServerSettings
+from tests.children import Child, answers, fork, wait
 
 DEADLINE = 20.0
 Body = Callable[[Servers, int], Any]

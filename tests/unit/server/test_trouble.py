@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import SHAPES, Alone, Job, close
 
 from echelon.comm.channel import Connection
 from echelon.comm.ps.client import Servers
@@ -19,6 +17,8 @@ from echelon.comm.ps.link import LostShard
 from echelon.core.errors import PeerError
 from echelon.server.shard import PinnedSeat
 from echelon.server.weights import Done
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import SHAPES, Alone, Job, close
 
 LARGE = ((1500, 1500), (1500,))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.ps.client import Servers
 from echelon.comm.ps.link import Sender
 from echelon.core.config import OptimizerSection
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import Alone, Job, close
 
 ADAM = OptimizerSection(name="adam", lr=0.02)
 STEPS = 40

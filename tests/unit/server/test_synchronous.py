@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.server_role.fleet import fleet
-from tests.unit.server_role.model import Alone, Job, close
 
 from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
+from tests.unit.server.fleet import fleet
+from tests.unit.server.model import Alone, Job, close
 
 STEPS = 4
 ADAM = OptimizerSection(name="adam", lr=0.01, l2=0.01)

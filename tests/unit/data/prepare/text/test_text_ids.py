@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, MissingExtra
@@ -16,6 +15,7 @@ from echelon.data.prepare.recipe import feature_kind
 from echelon.data.prepare.steps import Ragged
 from echelon.data.prepare.text import bpe
 from echelon.data.text import Vocabulary
+from tests.unit.data.prepare.text.conftest import Block, Fit, halves
 
 
 def test_ids_are_those_of_a_job_without_preparation(fit: Fit, reviews: Block) -> None:

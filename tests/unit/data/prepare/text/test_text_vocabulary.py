@@ -12,7 +12,6 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.feature_selection import chi2
 from sklearn.metrics import mutual_info_score
-from tests.unit.prepare.text.conftest import Block, Fit, halves
 
 from echelon.core.config.loading import checked
 from echelon.core.errors import ConfigError, DataError
@@ -22,6 +21,7 @@ from echelon.data.prepare.text import counts as spill
 from echelon.data.prepare.text import vocabulary as factors
 from echelon.data.prepare.text.vocabulary import Spool
 from echelon.data.text import WORD
+from tests.unit.data.prepare.text.conftest import Block, Fit, halves
 
 
 def test_the_most_frequent_first_and_by_name_where_equal(fit: Fit) -> None:
