@@ -1,10 +1,15 @@
-"""Imports point one way; reading the import statements shows it."""
+"""The rules of the source tree: which way imports point, and what only one package may do."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -23,59 +28,162 @@ LEVELS: list[set[str]] = [
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
-FRONT = {"__init__", "__main__"}
-FILES = sorted(SOURCE.rglob("*.py"))
+ENTRY_POINTS = {"echelon", "echelon.__main__"}
+SMALL = 40
+"""Lines below which a module with a single importer probably belongs into that importer."""
+
+Graph = dict[str, set[str]]
 
 
-def room(path: Path) -> str:
-    """The subpackage a file belongs to; `api` is a file of its own."""
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
+def module_of(path: Path) -> str:
+    parts = ("echelon", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Which rooms of echelon a file imports, at its top or inside its functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+PATHS = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+TEXTS = {module: path.read_text(encoding="utf-8") for module, path in PATHS.items()}
+PACKAGES = {module for module, path in PATHS.items() if path.name == "__init__.py"}
+
+
+@functools.cache
+def imports() -> Graph:
+    """Which modules of Echelon each module imports: at its top, in functions, for type checkers."""
+    return {module: set(imported_by(ast.parse(text))) - {module} for module, text in TEXTS.items()}
+
+
+def imported_by(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "echelon":
-            names = [f"echelon.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("echelon.")}
-    return found & RANK.keys()
+            yield from (alias.name for alias in node.names if alias.name in PATHS)
+        elif isinstance(node, ast.ImportFrom) and node.module in PATHS:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in PATHS else node.module
 
 
-def test_every_room_has_its_level() -> None:
-    rooms = {room(path) for path in FILES} - FRONT
-    assert rooms <= RANK.keys(), "a new subpackage needs a place in LEVELS and in the design"
+def cycles(graph: Graph) -> list[list[str]]:
+    """The groups of modules that reach each other, by repeatedly removing all others."""
+    left = {module: set(others) for module, others in graph.items()}
+    while ends := [m for m, others in left.items() if not others & left.keys()]:
+        for module in ends:
+            del left[module]
+    while starts := left.keys() - set().union(*left.values()):
+        for module in starts:
+            del left[module]
+    groups = {
+        frozenset(m for m in reached(left, start) if start in reached(left, m)) for start in left
+    }
+    return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_point_one_way(path: Path) -> None:
-    here = room(path)
-    if here in FRONT:
-        return
-    back = {name for name in imported_rooms(path) - {here} if RANK[name] >= RANK[here]}
-    assert not back, f"{path.name} in {here} imports {sorted(back)}, which is not below it"
+def reached(graph: Graph, start: str) -> set[str]:
+    found, new = set(), [start]
+    while new:
+        for other in graph.get(new.pop(), set()) - found:
+            found.add(other)
+            new.append(other)
+    return found
+
+
+def mutual_siblings(graph: Graph) -> list[str]:
+    """Pairs of packages in the same folder whose modules import each other."""
+    edges = set()
+    for module, others in graph.items():
+        for other in others:
+            left, right = module.split("."), other.split(".")
+            pairs = zip_longest(left, right)
+            depth = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            if depth is not None:
+                edges.add((".".join(left[: depth + 1]), ".".join(right[: depth + 1])))
+    return sorted(
+        f"{left} ↔ {right}"
+        for left, right in edges
+        if left < right and (right, left) in edges and {left, right} <= PACKAGES
+    )
+
+
+def level(module: str) -> int:
+    return RANK[module.split(".")[1]]
+
+
+def test_every_package_has_its_level() -> None:
+    top = {module.split(".")[1] for module in PATHS.keys() - ENTRY_POINTS}
+    assert top <= RANK.keys(), "a new package needs a place in LEVELS and in ARCHITECTURE.md"
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{module} imports {other}, which is not below it"
+        for module, others in imports().items()
+        if module not in ENTRY_POINTS
+        for other in others - ENTRY_POINTS
+        if other.split(".")[1] != module.split(".")[1] and level(other) >= level(module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert cycles(imports()) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
+    assert cycles(graph) == [["b", "c"], ["e", "f"]]
+
+
+def test_no_sibling_packages_import_each_other() -> None:
+    assert mutual_siblings(imports()) == []
+
+
+def test_packages_that_import_each_other_are_found() -> None:
+    graph = {
+        "echelon.data.shards.read": {"echelon.data.formats.text"},
+        "echelon.data.formats.text": {"echelon.data.shards.write"},
+    }
+    assert mutual_siblings(graph) == ["echelon.data.formats ↔ echelon.data.shards"]
+
+
+def test_small_files_with_one_importer_are_pointed_out() -> None:
+    """A hint, not a rule: such a file is often clearer inside the file that imports it."""
+    importers: dict[str, set[str]] = defaultdict(set)
+    for module, others in imports().items():
+        for other in others:
+            importers[other].add(module)
+    small = [
+        module
+        for module in PATHS.keys() - PACKAGES
+        if TEXTS[module].count("\n") < SMALL
+        and [m.rpartition(".")[0] for m in importers[module]] == [module.rpartition(".")[0]]
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for module in small:
+            warnings.warn(f"{module} is small and has one importer", stacklevel=1)
 
 
 def test_only_cluster_reads_the_environment() -> None:
-    for path in FILES:
-        if room(path) != "cluster":
-            text = path.read_text(encoding="utf-8")
-            assert "os.environ" not in text, path
-            assert "getenv" not in text, path
+    for module, text in TEXTS.items():
+        if not module.startswith("echelon.cluster."):
+            assert "os.environ" not in text, module
+            assert "getenv" not in text, module
+
+
+def test_only_core_files_replaces_files_and_waits_for_the_disk() -> None:
+    appends = "echelon.data.journal"
+    """Writes whole lines to the end of an open file."""
+    measures = "echelon.track.doctor"
+    """Measures how long the disk takes."""
+    for module, text in TEXTS.items():
+        if module not in ("echelon.core.files", appends, measures):
+            assert "os.fsync" not in text, module
+            assert ".rename(" not in text, module
+            assert "os.replace" not in text, module
 
 
 def test_nothing_unpickles() -> None:
-    for path in FILES:
-        text = path.read_text(encoding="utf-8")
-        assert "import pickle" not in text, path
-        assert "torch.load(" not in text, path
+    for module, text in TEXTS.items():
+        assert "import pickle" not in text, module
+        assert "torch.load(" not in text, module
 
 
 def test_what_is_exported_is_what_is_visible() -> None:

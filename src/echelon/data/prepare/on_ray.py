@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from importlib import metadata
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,6 @@ from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 from ray.exceptions import RayError
 
-import echelon
 from echelon.core.errors import MissingExtra, UserError
 from echelon.core.process import interrupts_wait, keep_freed_memory
 from echelon.data.formats.blocks import plain_name
@@ -292,8 +292,9 @@ def check_here(
 ) -> None:
     """The same Echelon, the mark on the desk, the files in their sizes."""
     node = f"node {socket.gethostname()}"
-    if echelon.__version__ != version:
-        raise WorkerError(f"{node} has Echelon {echelon.__version__}, and not {version}")
+    installed = metadata.version("echelon")
+    if installed != version:
+        raise WorkerError(f"{node} has Echelon {installed}, and not {version}")
     if desk.recall(name) != token:
         raise WorkerError(
             f"{node} does not see {desk.root}: "
@@ -386,7 +387,7 @@ def _check(desk: Desk, token: str, read: Sequence[Source]) -> Check:
         for one in read
         if not is_remote(one.file) and plain_name(Path(one.file)) == Path(one.file).name
     ]
-    return partial(check_here, echelon.__version__, desk, TOKEN, token, files)
+    return partial(check_here, metadata.version("echelon"), desk, TOKEN, token, files)
 
 
 def ask_nodes(check: Check) -> None:
