@@ -35,7 +35,7 @@ from echelon.loop.inference import final_model
 from echelon.optim import build_schedule
 from echelon.task import prepare
 from echelon.track import Store
-from echelon.track.store import Status
+from echelon.track.records import Status
 
 # --- start ---
 # Where a run takes place: in this process, in several of this machine, or among torchrun's.

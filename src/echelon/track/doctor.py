@@ -1,4 +1,4 @@
-"""What this machine offers for training: each check tries the real thing."""
+"""Checks behind `echelon doctor`: each tries the real thing and says what it means for training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECONDS = 5.0
 
 
 class Check(NamedTuple):
-    """One thing looked at: how it stands, its figure, and what that means for training."""
+    """One result: verdict, measured figure, and what it means for training."""
 
     name: str
     verdict: Verdict
@@ -36,7 +36,7 @@ class Check(NamedTuple):
 
 
 def check_all(folder: Path) -> list[Check]:
-    """Every check; one that breaks is a failed check, not the end of the others."""
+    """Run every check; one that raises counts as failed and does not end the others."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("python", check_python),
         ("torch", check_torch),
@@ -100,7 +100,7 @@ def check_memory() -> Check:
 
 
 def check_disk(folder: Path) -> Check:
-    """Free space where the runs go, and how fast a checkpoint is really on disk there."""
+    """Check free space where runs are kept, and how fast a checkpoint reaches the disk."""
     place = environment.existing(folder)
     free = shutil.disk_usage(place).free
     probe = os.urandom(_PROBE_BYTES)
@@ -119,7 +119,7 @@ def check_disk(folder: Path) -> Check:
 
 
 def check_shared_memory() -> Check:
-    """Both kinds: an anonymous file in memory, and /dev/shm."""
+    """Check both kinds: anonymous files in memory (memfd) and /dev/shm."""
     _probe_memfd()
     if not _SHM.is_dir():
         return Check("shared memory", "warn", "memfd only", "There is no /dev/shm: use memfd only.")
@@ -170,7 +170,7 @@ def check_ports() -> Check:
 
 
 def check_store(folder: Path) -> Check:
-    """Read the store that is there; else make one in a scratch folder on the same disk."""
+    """Read the existing store, or create one in a scratch folder on the same disk."""
     store = Store(folder)
     if store.path.exists():
         with connected(store.path) as file:
@@ -205,7 +205,7 @@ def _probe_memfd() -> None:
 
 
 def _write_mapped(file: int) -> None:
-    """Map it and touch every page: a limit shows only when memory is really used."""
+    """Map the file and touch every page: a limit shows only when memory is really used."""
     os.posix_fallocate(file, 0, _PROBE_BYTES)
     with mmap.mmap(file, _PROBE_BYTES) as view:
         view[:] = b"\x5a" * _PROBE_BYTES

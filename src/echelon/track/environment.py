@@ -16,7 +16,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def environment(folder: Path | None = None) -> dict[str, Any]:
-    """What a run's results depend on; disk is that of `folder`."""
+    """Return the facts that a run's results depend on; disk space is that of `folder`."""
     return {
         "python": platform.python_version(),
         "echelon": package_version("echelon"),
@@ -45,14 +45,14 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """The cores this process may really use: its affinity and its container's quota count."""
+    """Return the cores this process may use, by its affinity and its container's quota."""
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota()
     return max(1, min(seen or 1, round(quota) if quota else sys.maxsize))
 
 
 def cpu_quota() -> float | None:
-    """Cores that the container grants, if it grants a share only."""
+    """Return the cores that the container's CPU quota grants; None without a quota."""
     parts = _read(_CGROUP / "cpu.max").split()
     if len(parts) != 2 or parts[0] == "max":
         return None
@@ -60,14 +60,14 @@ def cpu_quota() -> float | None:
 
 
 def memory_bytes() -> int:
-    """Memory this process may use: the machine's, or the container's limit if that is less."""
+    """Return the memory this process may use: all, or the container's limit if smaller."""
     total = meminfo().get("MemTotal", 0) or _sysconf_memory()
     limit = _read(_CGROUP / "memory.max").strip()
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def memory_free() -> int:
-    """Memory that can still be had without swapping."""
+    """Return the memory that is available without swapping."""
     free = meminfo().get("MemAvailable", memory_bytes())
     used = _read(_CGROUP / "memory.current").strip()
     limit = _read(_CGROUP / "memory.max").strip()
@@ -77,7 +77,7 @@ def memory_free() -> int:
 
 
 def meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """Return /proc/meminfo in bytes; empty on systems without it."""
     return dict(_meminfo_rows(_read(Path("/proc/meminfo"))))
 
 
@@ -88,7 +88,7 @@ def os_name() -> str:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     folder = folder.resolve()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
@@ -106,7 +106,7 @@ def _sysconf_memory() -> int:
 
 
 def _read(path: Path) -> str:
-    """The text of a system file, empty where this system has no such file."""
+    """Return the text of a system file; empty if there is no such file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

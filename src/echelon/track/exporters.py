@@ -1,4 +1,4 @@
-"""TensorBoard, MLflow, W&B."""
+"""Exporters: observers that also send a run to TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,19 +18,74 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-# --- mlflow ---
-# Runs in MLflow: a database in the run's folder, or the server MLflow was told to use.
+def exporter(name: str, run_folder: Path) -> Observer:
+    """Return an exporter that runs on a thread of its own."""
+    return Behind(_maker(name)(run_folder))
 
-_EXPERIMENT = "echelon"
-_BATCH = 500
-"""Metrics per request; MLflow takes at most 1000."""
-_SECONDS = 2.0
-_LONGEST_VALUE = 500
-_STATUS = {"done": "FINISHED", "stopped": "KILLED"}
+
+def check_exporters(names: Iterable[str]) -> None:
+    """Raise before the run starts if an exporter is unknown or its library is missing."""
+    for name in names:
+        _maker(name)
+
+
+def _maker(name: str) -> Callable[[Path], Observer]:
+    if name not in _EXPORTERS:
+        raise ConfigError(unknown("exporter", name, _EXPORTERS), ("track", "exporters"))
+    make, libraries = _EXPORTERS[name]
+    try:
+        for library in libraries:
+            import_module(library)
+    except ImportError as error:
+        raise MissingExtra(f"exporter {name!r}", name) from error
+    return make
+
+
+class TensorBoard:
+    """Event files in the run's folder: `tensorboard --logdir runs` shows them."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / "tensorboard"
+        self._writer: SummaryWriter | None = None
+
+    def started(self, run: str, facts: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder))
+        self._text("run", f"{run}\n\n```json\n{to_json(facts)}\n```", 0)
+
+    def progressed(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None:
+        self._scalars("train", step, values)
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._scalars("valid", step, values)
+
+    def noticed(self, step: int, message: str) -> None:
+        self._text("notices", message, step)
+
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            self._text("result", f"{status}\n\n```json\n{to_json(summary)}\n```", 0)
+            self._writer.close()
+            self._writer = None
+
+    def _scalars(self, part: str, step: int, values: Mapping[str, float]) -> None:
+        assert self._writer is not None, "started comes first"
+        for name, value in values.items():
+            self._writer.add_scalar(f"{part}/{name}", value, step)
+
+    def _text(self, tag: str, text: str, step: int) -> None:
+        assert self._writer is not None, "started comes first"
+        self._writer.add_text(tag, text, step)
 
 
 class MLflow:
-    """Sends metrics in batches: each request costs MLflow several milliseconds."""
+    """Runs in MLflow: a database in the run's folder, or the server that MLflow is set up for.
+
+    Sends metrics in batches, because each request takes MLflow several milliseconds.
+    """
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder.resolve()
@@ -44,8 +99,10 @@ class MLflow:
         from mlflow.entities import Param
         from mlflow.tracking import is_tracking_uri_set
 
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # its table making
-        # None leaves the choice to MLflow, which knows its own settings.
+        logging.getLogger("mlflow.store.db.utils").setLevel(
+            logging.WARNING
+        )  # silence its table creation
+        # None leaves the choice to MLflow and its own settings.
         own = None if is_tracking_uri_set() else f"sqlite:///{self._folder / 'mlflow.db'}"
         self._client = mlflow.MlflowClient(tracking_uri=own)
         made = self._client.create_run(self._experiment(own is not None), run_name=run)
@@ -92,58 +149,27 @@ class MLflow:
         self._sent = time.monotonic()
 
 
-# --- tensorboard ---
-# Event files for TensorBoard, in the run's folder: `tensorboard --logdir runs`.
+_EXPERIMENT = "echelon"
 
 
-class TensorBoard:
-    """Writes scalars `train/…` and `valid/…`, and what the run is as text."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self._folder = run_folder / "tensorboard"
-        self._writer: SummaryWriter | None = None
-
-    def started(self, run: str, facts: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(self._folder))
-        self._text("run", f"{run}\n\n```json\n{to_json(facts)}\n```", 0)
-
-    def progressed(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
-        self._scalars("train", step, values)
-
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        self._scalars("valid", step, values)
-
-    def noticed(self, step: int, message: str) -> None:
-        self._text("notices", message, step)
-
-    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
-        if self._writer is not None:
-            self._text("result", f"{status}\n\n```json\n{to_json(summary)}\n```", 0)
-            self._writer.close()
-            self._writer = None
-
-    def _scalars(self, part: str, step: int, values: Mapping[str, float]) -> None:
-        assert self._writer is not None, "started comes first"
-        for name, value in values.items():
-            self._writer.add_scalar(f"{part}/{name}", value, step)
-
-    def _text(self, tag: str, text: str, step: int) -> None:
-        assert self._writer is not None, "started comes first"
-        self._writer.add_text(tag, text, step)
+_BATCH = 500
+"""Metrics per request; MLflow takes at most 1000."""
 
 
-# --- wandb ---
-# Runs in Weights & Biases: offline in the run's folder, unless the user is logged in.
+_SECONDS = 2.0
 
-_PROJECT = "echelon"
+
+_LONGEST_VALUE = 500
+
+
+_STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
 class Wandb:
-    """Quiet, and without W&B's capture of the terminal: progress is told elsewhere."""
+    """Runs in Weights & Biases: offline in the run's folder, unless the user is logged in.
+
+    Runs quietly and without W&B's capture of the terminal, because progress is shown already.
+    """
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
@@ -152,7 +178,7 @@ class Wandb:
     def started(self, run: str, facts: Mapping[str, Any]) -> None:
         import wandb
 
-        # None leaves the choice to W&B, which knows its own settings.
+        # None leaves the choice to W&B and its own settings.
         mode = None if wandb.login(prompt=False) else "offline"
         self._run = wandb.init(
             project=_PROJECT,
@@ -180,35 +206,12 @@ class Wandb:
             self._run.finish(exit_code=0 if status == "done" else 1)
 
 
-# --- exporters ---
-# Where the figures can go besides: TensorBoard, MLflow, Weights & Biases.
+_PROJECT = "echelon"
+
 
 _EXPORTERS: Mapping[str, tuple[Callable[[Path], Observer], Sequence[str]]] = {
     "tensorboard": (TensorBoard, ("torch.utils.tensorboard",)),
     "mlflow": (MLflow, ("mlflow", "sqlalchemy", "alembic")),  # its small package lacks the last two
     "wandb": (Wandb, ("wandb",)),
 }
-"""Name → the class, and the libraries it needs."""
-
-
-def exporter(name: str, run_folder: Path) -> Observer:
-    """An observer that exports, on a thread of its own."""
-    return Behind(_maker(name)(run_folder))
-
-
-def check_exporters(names: Iterable[str]) -> None:
-    """Fail before there is a run, and by name, if a library is not installed."""
-    for name in names:
-        _maker(name)
-
-
-def _maker(name: str) -> Callable[[Path], Observer]:
-    if name not in _EXPORTERS:
-        raise ConfigError(unknown("exporter", name, _EXPORTERS), ("track", "exporters"))
-    make, libraries = _EXPORTERS[name]
-    try:
-        for library in libraries:
-            import_module(library)
-    except ImportError as error:
-        raise MissingExtra(f"exporter {name!r}", name) from error
-    return make
+"""Name → class and the libraries it needs."""

@@ -1,4 +1,11 @@
-"""Observers, queued observer, recorder."""
+"""Observers of a run: the fan-out to all of them, and the two that work on threads of their own.
+
+Observers never change training, and their failure never stops it:
+
+    loop ─▶ Observers ─┬─▶ progress (on the caller's thread: fast)
+                       ├─▶ Recorder: queue ─▶ thread ─▶ run store
+                       └─▶ Behind: queue ─▶ thread ─▶ any slow observer (exporters)
+"""
 
 from __future__ import annotations
 
@@ -13,17 +20,15 @@ from typing import Any, Self, cast
 from echelon.core.errors import EchelonError
 from echelon.core.format import warn
 from echelon.core.interfaces import Observer
-from echelon.track.store import Event, Point, Status, Store
-
-# --- observers ---
-# Several observers as one; the failure of any of them stays its own.
+from echelon.track.records import Event, Point, Status
+from echelon.track.store import Store
 
 
 class Observers:
-    """Passes everything on. One that fails is told about once and left out from then on.
+    """Several observers as one. An observer that fails is reported once and removed.
 
-    As a context manager it sees to it that `finished` is heard whatever happens inside, so that
-    threads end and the terminal gets its cursor back.
+    As a context manager it calls `finished` however the block ends, so that threads end and the
+    terminal gets its cursor back.
     """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
@@ -31,7 +36,7 @@ class Observers:
         self._finished = False
 
     def add(self, observer: Observer) -> None:
-        """One more, from now on."""
+        """Add an observer; it hears of later events only."""
         self._observers.append(observer)
 
     def __enter__(self) -> Self:
@@ -48,7 +53,7 @@ class Observers:
             self.finished("stopped" if interrupted else "failed", {})
 
     def pass_on(self) -> None:
-        """Another process tells from now on: nobody here hears anything any more."""
+        """Detach all observers: another process observes the run from now on."""
         observers, self._observers = self._observers, []
         for observer in observers:
             if isinstance(observer, Recorder):
@@ -80,7 +85,7 @@ class Observers:
         for observer in self._observers:
             try:
                 call(observer)
-            except Exception as error:  # whatever it is: an observer never stops training
+            except Exception as error:  # any failure: an observer never stops training
                 failed.append(observer)
                 name = type(observer).__name__
                 warn(f"{name} failed and is left out: {type(error).__name__}: {error}")
@@ -88,18 +93,20 @@ class Observers:
             self._observers = [kept for kept in self._observers if kept not in failed]
 
 
-# --- behind ---
-# An observer that may be slow, kept out of training's way.
+# A slow observer on a thread of its own
+
 
 _CAPACITY = 10_000
+
+
 _CLOSE_SECONDS = 60.0
 
 
 class Behind:
-    """Passes everything on from a thread of its own, in order.
+    """Calls a slow observer from a thread of its own, in order.
 
-    `finished` waits until all has been passed on. An observer that fails is told about once and
-    hears no more; one that cannot keep up loses figures, and that is told too.
+    `finished` waits until the queue is empty. An observer that fails is reported once and called no
+    more. If it cannot keep up, records are dropped and the number is reported.
     """
 
     def __init__(self, observer: Observer, *, capacity: int = _CAPACITY) -> None:
@@ -118,7 +125,7 @@ class Behind:
         self._pass(lambda: self._observer.started(run, kept))
 
     def progressed(self, step: int, values: Mapping[str, float]) -> None:
-        """Not passed on: it is for eyes, and comes too often for a queue."""
+        """Skip: progress is for displays and comes too often for a queue."""
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
         kept = dict(values)
@@ -160,31 +167,36 @@ class Behind:
         working = True
         while (call := self._calls.get()) is not None:
             if not working:
-                continue  # emptied all the same, so that nobody waits for room
+                continue  # keep emptying the queue, so that `_put` does not block
             try:
                 call()
-            except Exception as error:  # whatever it is: an observer never stops training
+            except Exception as error:  # any failure: an observer never stops training
                 warn(f"{self._name} failed and is left out: {type(error).__name__}: {error}")
                 working = False
 
 
-# --- recorder ---
-# Writes a run's figures to the store, beside the training and never in its way.
+# The observer that fills the run store
+
 
 INTERVAL_SECONDS = 1.0
+
+
 CAPACITY = 100_000
-"""Records kept while the store cannot be written; then the oldest go."""
+"""Records kept while the store cannot be written; beyond it the oldest are dropped."""
+
+
 _RECORDER_CLOSE_SECONDS = 30.0
 
+
 _Record = tuple[int, float, Mapping[str, float] | str, str]
-"""(step, time, figures or a message, prefix of the figures' names)"""
+"""(step, time, values or a message, prefix of the values' names)"""
 
 
 class Recorder:
-    """An observer that only appends to a queue; a thread empties it about once a second.
+    """Records a run in the store. Calls append to a queue; a thread writes about once a second.
 
-    Figures of training become the series `train/…`, held-out ones `valid/…`. A store that fails
-    is told about once; its records wait for the next attempt.
+    Training values become the series `train/…`, validation values `valid/…`. A store that fails
+    is reported once; the records wait for the next attempt.
     """
 
     def __init__(self, store: Store, run: str, *, interval: float = INTERVAL_SECONDS) -> None:
@@ -205,7 +217,7 @@ class Recorder:
         self._thread.start()
 
     def progressed(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing to keep: `logged` says what is."""
+        """Skip: `logged` delivers the values to record."""
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
         self._records.append((step, time.time(), _floats(values), "train/"))
@@ -219,12 +231,12 @@ class Recorder:
         self._wake.set()
 
     def finished(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Write what is left; the run's end is recorded even if some figures could not be."""
+        """Write the remaining records, then the end of the run, even if some records were lost."""
         self.close()
         self._attempt(lambda: self._store.finish(self._run, cast(Status, status), summary))
 
     def close(self) -> None:
-        """End the thread and write what is left."""
+        """End the thread and write the remaining records."""
         self._ending.set()
         self._wake.set()
         if self._thread is not None:
@@ -243,7 +255,7 @@ class Recorder:
 
     def _flush(self) -> None:
         with self._writing:
-            # The queue's end is fixed first: the loop goes on appending while this runs.
+            # Fix the number first: the training loop keeps appending while this runs.
             batch = [self._records.popleft() for _ in range(len(self._records))]
             points, events = _unpacked(batch)
             if not batch or self._attempt(lambda: self._store.record(self._run, points, events)):
@@ -263,7 +275,7 @@ class Recorder:
 
 
 def _floats(values: Mapping[str, float]) -> dict[str, float]:
-    """A copy, checked here: in the thread a wrong value would spoil the whole batch."""
+    """Copy and check the values here: in the thread, one wrong value would fail the whole batch."""
     return {name: float(value) for name, value in values.items()}
 
 

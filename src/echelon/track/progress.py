@@ -1,4 +1,7 @@
-"""Plain and terminal progress."""
+"""Progress of a run on stderr: a live bar in a terminal, plain lines in a pipe or log file.
+
+stdout belongs to results.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,12 @@ from rich.text import Text
 from echelon.core.format import clock, duration, figure, short
 from echelon.core.interfaces import Observer
 
-# --- progress ---
-# How far a run is, told on stderr: stdout belongs to results.
-
 
 def progress(*, quiet: bool = False) -> Observer:
-    """A live bar in a terminal, plain lines elsewhere; if quiet, only what must be known."""
+    """Return a live bar in a terminal, plain lines elsewhere; if `quiet`, notices only."""
     if quiet:
         return Notices()
     if sys.stderr.isatty():
-        from rich.console import Console
-
         console = Console(stderr=True)
         if not console.is_dumb_terminal:
             return TerminalProgress(console)
@@ -34,7 +32,7 @@ def progress(*, quiet: bool = False) -> Observer:
 
 
 class Notices:
-    """Says what a person should know and nothing else."""
+    """Prints notices and nothing else."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out
@@ -57,7 +55,7 @@ class Notices:
 
 
 class PlainProgress(Notices):
-    """Lines for a log file: one every few seconds, and every evaluation and notice."""
+    """Prints a line every few seconds, and one for every evaluation and notice."""
 
     def __init__(self, out: TextIO | None = None, *, every: float = 5.0) -> None:
         super().__init__(out)
@@ -84,86 +82,8 @@ class PlainProgress(Notices):
         self._say(ending(status, summary))
 
 
-class Pace:
-    """Where a run is and when it will be over."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        self.total: int | None = facts.get("total_steps")
-        self.step = 0
-        self._epochs: int | None = facts.get("epochs")
-        self._epoch: float | None = None
-        self._begun: tuple[int, float] | None = None
-        self._seconds = 0.0
-
-    def note(self, step: int, values: Mapping[str, float]) -> None:
-        self.step = step
-        self._epoch = values.get("epoch")
-        self._seconds = values.get("seconds", self._seconds)
-        if self._begun is None:  # a resumed run does not begin at step 0
-            self._begun = (step, self._seconds)
-
-    @property
-    def left(self) -> float | None:
-        """Seconds to go at the pace so far, evaluations and all."""
-        if self.total is None or self._begun is None:
-            return None
-        steps, seconds = self.step - self._begun[0], self._seconds - self._begun[1]
-        return (self.total - self.step) * seconds / steps if steps > 0 else None
-
-    def place(self) -> list[str]:
-        of = f"/{self.total:,}" if self.total is not None else ""
-        words = [f"step {self.step:,}{of}"]
-        if self._epoch is not None:
-            number = int(self._epoch) + 1  # the running one: epochs are counted from 0
-            if self._epochs is not None:
-                number = min(number, self._epochs)
-            words.insert(0, f"epoch {number}" + (f"/{self._epochs}" if self._epochs else ""))
-        return words
-
-    def time_left(self) -> list[str]:
-        return [f"{clock(self.left)} left"] if self.left is not None else []
-
-
-def described(facts: Mapping[str, Any]) -> list[str]:
-    """What is trained, in a few words."""
-    words = [str(facts[key]) for key in ("task", "model") if facts.get(key)]
-    words += [f"{short(facts['parameters'])} parameters"] if facts.get("parameters") else []
-    words += [f"{facts['samples']:,} samples"] if facts.get("samples") else []
-    words += [f"batch {facts['batch_size']}"] if facts.get("batch_size") else []
-    words += [str(facts["strategy"])] if facts.get("strategy") else []
-    words += [f"{facts['workers']} workers"] if (facts.get("workers") or 1) > 1 else []
-    words.append(" ".join(str(facts[key]) for key in ("device", "precision") if facts.get(key)))
-    return [word for word in words if word]
-
-
-def rates(values: Mapping[str, float]) -> list[str]:
-    words = [f"{name} {figure(values[name])}" for name in ("loss", "lr") if name in values]
-    for name, unit in (("steps_per_s", "step/s"), ("samples_per_s", "samples/s")):
-        if name in values:
-            words.append(f"{short(values[name])} {unit}")
-    return words
-
-
-def figures(values: Mapping[str, float]) -> list[str]:
-    return [f"{name} {figure(value)}" for name, value in values.items()]
-
-
-def ending(status: str, summary: Mapping[str, Any]) -> str:
-    """How it ended, on one line."""
-    words = [status + (f" in {duration(summary['seconds'])}" if "seconds" in summary else "")]
-    words += [f"{summary[key]:,} {key}" for key in ("steps", "samples") if key in summary]
-    return " · ".join(words)
-
-
-# --- terminal ---
-# Progress in a terminal: a live bar, with evaluations scrolling by above it.
-
-_REFRESHES_PER_SECOND = 4
-_GAP = "   "
-
-
 class TerminalProgress:
-    """Keeps the latest figures; rich's own thread draws them a few times a second."""
+    """A live bar; rich's thread redraws the latest values a few times a second."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -179,7 +99,7 @@ class TerminalProgress:
             console=self._console,
             refresh_per_second=_REFRESHES_PER_SECOND,
             transient=True,
-            # What the task prints goes above the bar, unless stdout is piped somewhere else.
+            # Show the task's own output above the bar, unless stdout is piped somewhere else.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._live.start()
@@ -188,7 +108,7 @@ class TerminalProgress:
         self._view.note(step, values)
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing to draw: `progressed` has it already."""
+        """Skip: `progressed` has drawn these values already."""
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._view.evaluation = figures(values)
@@ -211,8 +131,11 @@ class TerminalProgress:
         self._console.print(text, soft_wrap=True)
 
 
+_REFRESHES_PER_SECOND = 4
+
+
 class _View:
-    """Two lines: the bar and where the run is; the figures below, as many as fit."""
+    """Two lines: the bar with the position, and below it as many values as fit."""
 
     def __init__(self, pace: Pace) -> None:
         self.evaluation: list[str] = []
@@ -246,7 +169,84 @@ class _View:
 
 
 def _fitted(words: list[str], width: int) -> str:
-    """As many of the words as the line holds, the first ones first."""
+    """Join as many of the words as fit, dropping from the end."""
     while words and len(_GAP.join(words)) > width:
         words = words[:-1]
     return _GAP.join(words)
+
+
+_GAP = "   "
+
+
+# What a line says
+
+
+class Pace:
+    """Position of a run and the estimated time left."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.total: int | None = facts.get("total_steps")
+        self.step = 0
+        self._epochs: int | None = facts.get("epochs")
+        self._epoch: float | None = None
+        self._begun: tuple[int, float] | None = None
+        self._seconds = 0.0
+
+    def note(self, step: int, values: Mapping[str, float]) -> None:
+        self.step = step
+        self._epoch = values.get("epoch")
+        self._seconds = values.get("seconds", self._seconds)
+        if self._begun is None:  # a resumed run does not start at step 0
+            self._begun = (step, self._seconds)
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds left at the speed so far, including evaluations."""
+        if self.total is None or self._begun is None:
+            return None
+        steps, seconds = self.step - self._begun[0], self._seconds - self._begun[1]
+        return (self.total - self.step) * seconds / steps if steps > 0 else None
+
+    def place(self) -> list[str]:
+        of = f"/{self.total:,}" if self.total is not None else ""
+        words = [f"step {self.step:,}{of}"]
+        if self._epoch is not None:
+            number = int(self._epoch) + 1  # epochs are counted from 0
+            if self._epochs is not None:
+                number = min(number, self._epochs)
+            words.insert(0, f"epoch {number}" + (f"/{self._epochs}" if self._epochs else ""))
+        return words
+
+    def time_left(self) -> list[str]:
+        return [f"{clock(self.left)} left"] if self.left is not None else []
+
+
+def described(facts: Mapping[str, Any]) -> list[str]:
+    """Describe in a few words what is trained."""
+    words = [str(facts[key]) for key in ("task", "model") if facts.get(key)]
+    words += [f"{short(facts['parameters'])} parameters"] if facts.get("parameters") else []
+    words += [f"{facts['samples']:,} samples"] if facts.get("samples") else []
+    words += [f"batch {facts['batch_size']}"] if facts.get("batch_size") else []
+    words += [str(facts["strategy"])] if facts.get("strategy") else []
+    words += [f"{facts['workers']} workers"] if (facts.get("workers") or 1) > 1 else []
+    words.append(" ".join(str(facts[key]) for key in ("device", "precision") if facts.get(key)))
+    return [word for word in words if word]
+
+
+def rates(values: Mapping[str, float]) -> list[str]:
+    words = [f"{name} {figure(values[name])}" for name in ("loss", "lr") if name in values]
+    for name, unit in (("steps_per_s", "step/s"), ("samples_per_s", "samples/s")):
+        if name in values:
+            words.append(f"{short(values[name])} {unit}")
+    return words
+
+
+def figures(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} {figure(value)}" for name, value in values.items()]
+
+
+def ending(status: str, summary: Mapping[str, Any]) -> str:
+    """Return one line about how the run ended."""
+    words = [status + (f" in {duration(summary['seconds'])}" if "seconds" in summary else "")]
+    words += [f"{summary[key]:,} {key}" for key in ("steps", "samples") if key in summary]
+    return " · ".join(words)

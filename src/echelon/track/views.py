@@ -1,4 +1,8 @@
-"""Runs, nodes, comparison and verdict as rows of text."""
+"""Runs as text: tables for the command line, comparisons, and a one-sentence verdict.
+
+`echelon runs` prints these; the HTML report reuses `verdict` and `node_rows`. In a terminal the
+tables have colors; in a pipe they are plain and unwrapped.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echelon.core.format import duration, figure, plain, short, sparkline, when
-from echelon.core.html import Html, el, join, tile
+from echelon.core.format import duration, figure, plain, sparkline, when
 from echelon.track.progress import described
-from echelon.track.store import Best, Event, Run, Series, is_number, smaller_is_better
+from echelon.track.records import Best, Event, Run, Series, is_number, smaller_is_better
 
-# --- views ---
-# Runs on the command line: aligned with or without a terminal, coloured only in one.
-
-_STATUS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "lost": "red"}
-_UNDRAWN = frozenset({"epoch", "samples", "seconds"})
-_WIDE = 10_000
-"""Columns where there is no terminal: a pipe or a file has no edge to wrap at."""
+# Tables for the command line
 
 
 def console() -> Console:
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_WIDE)
+
+
+_WIDE = 10_000
+"""Width where there is no terminal, so that lines in a pipe or file are not wrapped."""
 
 
 def run_table(runs: Iterable[Run]) -> Table:
@@ -42,7 +43,7 @@ def run_table(runs: Iterable[Run]) -> Table:
 
 
 def show(out: Console, run: Run, series: Mapping[str, Series], events: Sequence[Event]) -> None:
-    """Everything about one run, from the verdict to its files."""
+    """Print everything about one run, from the verdict to its files."""
     out.print(Text.assemble((run.id, "bold"), "  ", (run.status, _STATUS[run.status])))
     out.print(Text(verdict(run)))
     out.print(Text(" · ".join(described(run.facts)), "dim"))
@@ -60,19 +61,6 @@ def show(out: Console, run: Run, series: Mapping[str, Series], events: Sequence[
             out.print(body)
 
 
-def comparison(runs: Sequence[Run]) -> Table:
-    """Runs side by side: how they went, what they reached, and where their configs differ."""
-    table = _table("", *(run.id for run in runs))
-    table.add_row(Text("status"), *(Text(run.status, _STATUS[run.status]) for run in runs))
-    table.add_row(*_texts("steps", *(f"{run.steps:,}" for run in runs)))
-    table.add_row(*_texts("time", *(duration(run.seconds) for run in runs)))
-    for name, values in metric_rows(runs).items():
-        table.add_row(Text(name), *_marked(name, values))
-    for key, values in config_differences(runs).items():
-        table.add_row(*_texts(key, *map(_value, values)))
-    return table
-
-
 def _curves(series: Mapping[str, Series]) -> Table | None:
     shown = {name: s for name, s in series.items() if name.partition("/")[2] not in _UNDRAWN}
     if not shown:
@@ -86,8 +74,11 @@ def _curves(series: Mapping[str, Series]) -> Table | None:
     return table
 
 
+_UNDRAWN = frozenset({"epoch", "samples", "seconds"})
+
+
 def _nodes(run: Run) -> Iterable[tuple[str, Table]]:
-    """Where there are servers: theirs and the trainers' figures."""
+    """Yield tables about trainers and servers, if the run had servers."""
     found = run.summary.get("nodes")
     for title, rows in zip(
         ("trainers", "servers"), node_rows(found) if found else (), strict=False
@@ -121,8 +112,21 @@ def _files(run: Run) -> dict[str, str]:
     return {"report": str(report)} if report.exists() else {}
 
 
+def comparison(runs: Sequence[Run]) -> Table:
+    """Show runs side by side: status, metrics, and the settings that differ."""
+    table = _table("", *(run.id for run in runs))
+    table.add_row(Text("status"), *(Text(run.status, _STATUS[run.status]) for run in runs))
+    table.add_row(*_texts("steps", *(f"{run.steps:,}" for run in runs)))
+    table.add_row(*_texts("time", *(duration(run.seconds) for run in runs)))
+    for name, values in metric_rows(runs).items():
+        table.add_row(Text(name), *_marked(name, values))
+    for key, values in config_differences(runs).items():
+        table.add_row(*_texts(key, *map(_value, values)))
+    return table
+
+
 def _marked(name: str, values: Sequence[float | None]) -> list[Text]:
-    """The best value stands out; a star says so where there is no colour."""
+    """Mark the best value with a star, and with color in a terminal."""
     known = [value for value in values if value is not None]
     best = (min if smaller_is_better(name) else max)(known)
     stands_out = len(set(known)) > 1
@@ -132,6 +136,9 @@ def _marked(name: str, values: Sequence[float | None]) -> list[Text]:
         else Text(_value(value))
         for value in values
     ]
+
+
+_STATUS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "lost": "red"}
 
 
 def _result(run: Run) -> str:
@@ -157,21 +164,11 @@ def _table(*names: str) -> Table:
 
 
 def _texts(*values: str) -> list[Text]:
-    """As they are: square brackets in a message are no markup."""
+    """Wrap values as plain text, so that square brackets are not taken for markup."""
     return [Text(value, _STATUS.get(value, "")) for value in values]
 
 
-# --- nodes ---
-# What each trainer and each server of a run did, in rows of text.
-
-_STALENESS = "staleness_"
-_TRAINERS = (
-    *("trainer", "updates", "mean staleness", "updates by staleness", "pushed", "pulled"),
-    *("waited", "refused", "sent twice"),
-)
-_JUDGED = ("merit", "rejected")
-_SERVERS = ("server", "updates", "applying")
-_SHARED = "in memory"
+# What each trainer and each server did
 
 
 class NodeRows(NamedTuple):
@@ -180,7 +177,7 @@ class NodeRows(NamedTuple):
 
 
 def node_rows(found: Mapping[str, Any]) -> list[NodeRows]:
-    """Of trainers and of servers; `found` as a run's summary has it."""
+    """Return one table for trainers and one for servers from a run summary's `nodes`."""
     trainers, servers = found.get("trainers", {}), found.get("servers", {})
     judged = any("merit" in figures for figures in trainers.values())
     heads = (*_TRAINERS, *(_JUDGED if judged else ()))
@@ -189,6 +186,21 @@ def node_rows(found: Mapping[str, Any]) -> list[NodeRows]:
         NodeRows(heads, rows),
         NodeRows(_SERVERS, [_server(name, figures) for name, figures in servers.items()]),
     ]
+
+
+_TRAINERS = (
+    *("trainer", "updates", "mean staleness", "updates by staleness", "pushed", "pulled"),
+    *("waited", "refused", "sent twice"),
+)
+
+
+_JUDGED = ("merit", "rejected")
+
+
+_SERVERS = ("server", "updates", "applying")
+
+
+_STALENESS = "staleness_"
 
 
 def _trainer(name: str, figures: Mapping[str, float], *, judged: bool) -> list[str]:
@@ -219,7 +231,7 @@ def _server(name: str, figures: Mapping[str, float]) -> list[str]:
 
 
 def _bytes(count: float) -> str:
-    """Over connections; between processes of one host nothing is sent."""
+    """Format bytes sent over connections; 0 means shared memory on one host."""
     if not count:
         return _SHARED
     for unit in ("B", "KB", "MB"):
@@ -229,15 +241,18 @@ def _bytes(count: float) -> str:
     return f"{count:,.1f} GB"
 
 
-# --- compare ---
-# Runs as plain data, and what is different between them.
+_SHARED = "in memory"
+
+
+# Plain data for --json and comparisons
+
 
 Rows = dict[str, list[Any]]
-"""A name and one value per run; None where a run has none."""
+"""One row per name, one value per run; None where a run has no value."""
 
 
 def as_data(run: Run) -> dict[str, Any]:
-    """A run for `--json`; config and facts are left to those who ask for one run."""
+    """Return a run as plain data for `--json`, without config and facts."""
     return {
         "run": run.id,
         "status": run.status,
@@ -255,7 +270,7 @@ def as_data(run: Run) -> dict[str, Any]:
 
 
 def config_differences(runs: Sequence[Run]) -> Rows:
-    """Every setting that is not the same in all runs, by its dotted key."""
+    """Return the settings that differ between runs, by dotted key."""
     flat = [dict(_flattened(run.config)) for run in runs]
     keys = dict.fromkeys(key for values in flat for key in values)
     rows = {key: [values.get(key) for values in flat] for key in keys}
@@ -263,7 +278,7 @@ def config_differences(runs: Sequence[Run]) -> Rows:
 
 
 def metric_rows(runs: Sequence[Run]) -> Rows:
-    """The figures the runs ended with, side by side."""
+    """Return the final metrics of all runs side by side."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     return {name: [run.metrics.get(name) for run in runs] for name in names}
 
@@ -276,8 +291,20 @@ def _flattened(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
             yield f"{before}{key}", value
 
 
-# --- verdict ---
-# How a run ended, in one sentence and a few figures.
+# One sentence
+
+
+def verdict(run: Run) -> str:
+    """`Trained 10 epochs in 12 s; best accuracy 0.9722 at step 405.`"""
+    amount = _amount(run)
+    time = f" in {duration(run.seconds)}" if run.seconds else ""
+    words = f"{_OPENING.get(run.status, run.status.capitalize())} {amount}{time}"
+    if run.status == "failed" and run.summary.get("error"):
+        return f"{words}: {str(run.summary['error']).rstrip('.')}."
+    if run.best is None:  # a running run has no result yet
+        return f"{words}; it was never evaluated." if run.status == "done" else f"{words}."
+    return f"{words}; {_best_result(run.best, run.headline or run.best)}."
+
 
 _OPENING = {
     "done": "Trained",
@@ -288,44 +315,14 @@ _OPENING = {
 }
 
 
-def verdict(run: Run) -> str:
-    """`Trained 10 epochs in 12 s; best accuracy 0.9722 at step 405.`"""
-    amount = _amount(run)
-    time = f" in {duration(run.seconds)}" if run.seconds else ""
-    words = f"{_OPENING.get(run.status, run.status.capitalize())} {amount}{time}"
-    if run.status == "failed" and run.summary.get("error"):
-        return f"{words}: {str(run.summary['error']).rstrip('.')}."
-    if run.best is None:  # the result is told when a run ends
-        return f"{words}; it was never evaluated." if run.status == "done" else f"{words}."
-    return f"{words}; {_verdict_result(run.best, run.headline or run.best)}."
-
-
-def tiles(run: Run) -> Html:
-    """The figures to see first."""
-    named = {f"held-out {_words(name)}": value for name, value in run.metrics.items()}
-    if run.best is not None:
-        named.pop(f"held-out {_words(run.best.metric)}", None)
-        named[f"best {_words(run.best.metric)}"] = run.best.value
-    order = sorted(named, key=lambda name: ("loss" in name, not name.startswith("best")))
-    parts = [
-        tile(name, figure(named[name]), "result" if name == order[0] else None)
-        for name in order[:3]
-    ]
-    samples = run.summary.get("samples")
-    if samples and run.seconds:
-        parts.append(tile("samples/s", short(samples / run.seconds)))
-    parts += [tile("steps", f"{run.steps:,}"), tile("time", duration(run.seconds))]
-    return el("div", join(parts), class_="tiles")
-
-
-def _verdict_result(best: Best, headline: Best) -> str:
+def _best_result(best: Best, headline: Best) -> str:
     at = f" at step {best.step:,}" if best.step is not None else ""
     words = f"best {_spoken(best)}{at}"
     return words if headline == best else f"held-out {_spoken(headline)}, {words}"
 
 
 def _spoken(best: Best) -> str:
-    return f"{_words(best.metric)} {figure(best.value)}"
+    return f"{metric_label(best.metric)} {figure(best.value)}"
 
 
 def _amount(run: Run) -> str:
@@ -335,5 +332,5 @@ def _amount(run: Run) -> str:
     return f"{run.steps:,} step" + ("s" if run.steps != 1 else "")
 
 
-def _words(metric: str) -> str:
+def metric_label(metric: str) -> str:
     return metric.replace("_", " ")

@@ -13,7 +13,8 @@ import pytest
 
 from echelon.core.errors import RunError
 from echelon.track import Point, Store
-from echelon.track.store import Process, born, connected, this_process
+from echelon.track.records import Process, born, this_process
+from echelon.track.store import connected
 
 _HOLDER = """
 import sys, time

@@ -1,4 +1,4 @@
-"""A run's report: one HTML file."""
+"""The HTML report of a run: one self-contained file, report.html in the run's folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def write_report(store: Store, run_id: str) -> Path:
 
 
 def try_report(store: Store, run_id: str) -> Path | None:
-    """Write the report at the end of a run: what stands in its way is told, not raised."""
+    """Write the report at the end of a run; warn instead of raising."""
     try:
         return write_report(store, run_id)
-    except Exception as error:  # whatever it is: a run that went well must not fail by its report
+    except Exception as error:  # any failure: a successful run must not fail because of its report
         warn(f"run {run_id} has no report: {error}")
         return None
 

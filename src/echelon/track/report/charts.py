@@ -1,9 +1,8 @@
-"""SVG charts.
+"""Charts of a report: which curves a run has, and each chart as inline SVG.
 
-A chart as inline SVG: crisp at every width, because only the curves are stretched.
-
-The outer SVG has no viewBox: places are percentages, sizes are pixels, so that labels and dots
-keep their size. The curves lie in an inner SVG that is stretched over it.
+The outer SVG has no viewBox: positions are percentages and sizes are pixels, so that labels and
+dots keep their size at any width. The curves lie in an inner SVG that is stretched over it.
+Long curves are thinned to about a thousand points that draw the same line.
 """
 
 from __future__ import annotations
@@ -16,18 +15,89 @@ from typing import Any
 
 from echelon.core.format import figure
 from echelon.core.html import Html, Scale, el, join, value_scale
-from echelon.track.store import Series, smaller_is_better
+from echelon.track.records import Series, smaller_is_better
 
-# --- chart ---
+# Which curves belong into which chart
 
-_UNITS = 1000
-_FEW = {"train": 3, "valid": 40}
-"""A curve of so few points shows each of them as a dot."""
-_SMOOTH_FROM = 60
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve; `name` is the split it was measured on: train or valid."""
+
+    name: str
+    series: Series
+    noisy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves of one metric over the steps."""
+
+    title: str
+    lines: tuple[Line, ...]
+    may_be_log: bool = False
+    from_zero: bool = False
+    top: float | None = None
+    minor: bool = False
+
+
+def charts(series: Mapping[str, Series]) -> list[Chart]:
+    """Return the charts of a run: loss, metrics, then rates and gradient norm."""
+    figures = {name.partition("/")[2] for name in series} - _NOT_DRAWN
+    metrics = sorted(figures - {"loss"} - set(_BESIDE))
+    order = [name for name in ("loss", *metrics, *_BESIDE) if name in figures]
+    return [_chart(name, series) for name in order]
+
+
+def _chart(name: str, series: Mapping[str, Series]) -> Chart:
+    lines = tuple(
+        Line(part, _bounded(series[f"{part}/{name}"]), noisy=part == "train" and name in _NOISY)
+        for part in ("train", "valid")
+        if f"{part}/{name}" in series
+    )
+    minor = name in _BESIDE
+    return Chart(
+        title=_BESIDE.get(name, name.replace("_", " ").capitalize()),
+        lines=lines,
+        may_be_log=name == "grad_norm" or smaller_is_better(name),
+        from_zero=name in ("lr", "samples_per_s"),
+        top=None if minor or not _is_share(lines) else 1.0,
+        minor=minor,
+    )
+
+
+_BESIDE = {
+    "lr": "Learning rate",
+    "samples_per_s": "Samples per second",
+    "grad_norm": "Gradient norm",
+}
+
+
+_NOT_DRAWN = frozenset({"epoch", "samples", "seconds", "steps_per_s"})
+
+
+_NOISY = frozenset({"loss", "grad_norm", "samples_per_s"})
+
+
+def _bounded(series: Series) -> Series:
+    """Treat values that are too large to draw as non-finite."""
+    return series._replace(values=[v if abs(v) < _LARGEST else math.nan for v in series.values])
+
+
+_LARGEST = 1e100
+
+
+def _is_share(lines: tuple[Line, ...]) -> bool:
+    """Whether all values lie in [0, 1], as accuracy, recall and AUC do."""
+    values = [value for line in lines for value in line.series.values if math.isfinite(value)]
+    return bool(values) and min(values) >= 0 and max(values) <= 1
+
+
+# One chart as SVG
 
 
 def draw(chart: Chart, x: Scale) -> Html:
-    """The chart with its title, legend and figures to hover over."""
+    """Return a chart with title, legend and values to hover over."""
     y = _values(chart)
     body = el(
         "svg",
@@ -43,7 +113,7 @@ def draw(chart: Chart, x: Scale) -> Html:
 
 
 def hover_data(chart: Chart, x: Scale) -> dict[str, Any]:
-    """What the script needs to show figures under the pointer."""
+    """Return what script.js needs to show values under the pointer."""
     y = _values(chart)
     return {
         "x": [x.low, x.high],
@@ -117,6 +187,12 @@ def _curves(chart: Chart, x: Scale, y: Scale) -> Html:
     )
 
 
+_UNITS = 1000
+
+
+_SMOOTH_FROM = 60
+
+
 def _path(
     steps: Sequence[int],
     values: Sequence[float],
@@ -125,7 +201,7 @@ def _path(
     y: Scale,
     kind: str,
 ) -> Html:
-    """A value that is not finite breaks the curve."""
+    """Draw a line through the kept points; a non-finite value interrupts it."""
     words: list[str] = []
     pen = "M"
     for i in kept:
@@ -138,18 +214,8 @@ def _path(
     return el("path", d="".join(words), class_=kind, vector_effect="non-scaling-stroke")
 
 
-def _best(chart: Chart, line: Line) -> tuple[int, float] | None:
-    """The step and value of the best held-out result."""
-    points = zip(line.series.steps, line.series.values, strict=True)
-    finite = [point for point in points if math.isfinite(point[1])]
-    if line.name != "valid" or len(finite) < 2:
-        return None
-    choose = min if smaller_is_better(chart.title) else max
-    return choose(finite, key=lambda point: point[1])
-
-
 def _marks(line: Line, x: Scale, y: Scale, best: tuple[int, float] | None) -> Html:
-    """Dots where points are few, a ring around the best, a cross where a value is not finite."""
+    """Draw dots where points are few, a ring around the best, a cross where a curve breaks off."""
     points = list(zip(line.series.steps, line.series.values, strict=True))
     finite = [point for point in points if math.isfinite(point[1])]
     few = finite if len(points) <= _FEW[line.name] else []
@@ -163,8 +229,22 @@ def _marks(line: Line, x: Scale, y: Scale, best: tuple[int, float] | None) -> Ht
     return el("g", join(marks), class_=f"marks {line.name}")
 
 
+_FEW = {"train": 3, "valid": 40}
+"""A curve with at most this many points shows each of them as a dot."""
+
+
+def _best(chart: Chart, line: Line) -> tuple[int, float] | None:
+    """Return step and value of the best validation result."""
+    points = zip(line.series.steps, line.series.values, strict=True)
+    finite = [point for point in points if math.isfinite(point[1])]
+    if line.name != "valid" or len(finite) < 2:
+        return None
+    choose = min if smaller_is_better(chart.title) else max
+    return choose(finite, key=lambda point: point[1])
+
+
 def _broken(points: Sequence[tuple[int, float]]) -> list[int]:
-    """Where a curve stops being finite."""
+    """Return the steps at which a curve stops being finite."""
     before = [True, *(math.isfinite(value) for _, value in points)]
     return [
         step
@@ -180,7 +260,7 @@ def _dot(x: Scale, y: Scale, point: tuple[int, float], size: float, **kind: str)
 
 
 def _spoken(chart: Chart) -> str:
-    """The chart for those who cannot see it."""
+    """Describe the chart for screen readers."""
     words = []
     for line in chart.lines:
         values = [v for v in line.series.values if math.isfinite(v)] or [math.nan]
@@ -195,86 +275,16 @@ def _percent(place: float) -> str:
     return f"{100 * place:.2f}%"
 
 
-# --- curves ---
-# Which curves a run has, and how they are put together into charts.
+# Fewer points that draw the same curve
 
-_BESIDE = {
-    "lr": "Learning rate",
-    "samples_per_s": "Samples per second",
-    "grad_norm": "Gradient norm",
-}
-_NOT_DRAWN = frozenset({"epoch", "samples", "seconds", "steps_per_s"})
-_LARGEST = 1e100
-_NOISY = frozenset({"loss", "grad_norm", "samples_per_s"})
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One curve; `name` is the part it was measured on: train or valid."""
-
-    name: str
-    series: Series
-    noisy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Curves of one figure over the steps."""
-
-    title: str
-    lines: tuple[Line, ...]
-    may_be_log: bool = False
-    from_zero: bool = False
-    top: float | None = None
-    minor: bool = False
-
-
-def charts(series: Mapping[str, Series]) -> list[Chart]:
-    """Loss first, then the metrics, then what is looked at beside them."""
-    figures = {name.partition("/")[2] for name in series} - _NOT_DRAWN
-    metrics = sorted(figures - {"loss"} - set(_BESIDE))
-    order = [name for name in ("loss", *metrics, *_BESIDE) if name in figures]
-    return [_chart(name, series) for name in order]
-
-
-def _chart(name: str, series: Mapping[str, Series]) -> Chart:
-    lines = tuple(
-        Line(part, _bounded(series[f"{part}/{name}"]), noisy=part == "train" and name in _NOISY)
-        for part in ("train", "valid")
-        if f"{part}/{name}" in series
-    )
-    minor = name in _BESIDE
-    return Chart(
-        title=_BESIDE.get(name, name.replace("_", " ").capitalize()),
-        lines=lines,
-        may_be_log=name == "grad_norm" or smaller_is_better(name),
-        from_zero=name in ("lr", "samples_per_s"),
-        top=None if minor or not _is_share(lines) else 1.0,
-        minor=minor,
-    )
-
-
-def _bounded(series: Series) -> Series:
-    """What is too large to draw is as good as not finite."""
-    return series._replace(values=[v if abs(v) < _LARGEST else math.nan for v in series.values])
-
-
-def _is_share(lines: tuple[Line, ...]) -> bool:
-    """Accuracy, recall, AUC and their like never leave [0, 1]."""
-    values = [value for line in lines for value in line.series.values if math.isfinite(value)]
-    return bool(values) and min(values) >= 0 and max(values) <= 1
-
-
-# --- downsample ---
-# Fewer points that draw the same curve.
 
 LIMIT = 1000
 
 
 def downsample(values: Sequence[float], limit: int = LIMIT) -> list[int]:
-    """Which of the points to keep: the ends, and of each stretch its least and greatest value.
+    """Choose the points to keep: both ends, and the extremes of each stretch.
 
-    A value that is not finite is an extreme too: the first one of a stretch is kept.
+    The first non-finite value of a stretch counts as an extreme.
     """
     count = len(values)
     if count <= limit:
@@ -287,10 +297,18 @@ def downsample(values: Sequence[float], limit: int = LIMIT) -> list[int]:
     return sorted(kept)
 
 
-def smoothed(values: Sequence[float], window: float) -> list[float]:
-    """The moving average over about `window` points, true from the first point on.
+def _extremes(values: Sequence[float], start: int, stop: int) -> set[int]:
+    finite = [i for i in range(start, stop) if math.isfinite(values[i])]
+    kept = {next((i for i in range(start, stop) if not math.isfinite(values[i])), start)}
+    if finite:
+        kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+    return kept
 
-    A value that is not finite leaves a gap and does not spoil what follows.
+
+def smoothed(values: Sequence[float], window: float) -> list[float]:
+    """Return the moving average over about `window` points, unbiased from the first point.
+
+    A non-finite value leaves a gap and does not affect later averages.
     """
     keep = 1 - 1 / max(1.0, window)
     total, weight = 0.0, 0.0
@@ -300,11 +318,3 @@ def smoothed(values: Sequence[float], window: float) -> list[float]:
             total, weight = total * keep + value, weight * keep + 1
         result.append(total / weight if math.isfinite(value) else math.nan)
     return result
-
-
-def _extremes(values: Sequence[float], start: int, stop: int) -> set[int]:
-    finite = [i for i in range(start, stop) if math.isfinite(values[i])]
-    kept = {next((i for i in range(start, stop) if not math.isfinite(values[i])), start)}
-    if finite:
-        kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
-    return kept

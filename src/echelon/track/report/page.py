@@ -1,4 +1,9 @@
-"""Report page."""
+"""The report page: one HTML file that needs no network, no other file and no server.
+
+`gather` reads a run from the store and its folder; `page` turns it into HTML: verdict and tiles,
+charts (charts.py), confusion matrix and samples, trainers and servers, events, config, machine.
+style.css and script.js lie beside this file and are embedded.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +18,76 @@ from typing import Any, NamedTuple
 import yaml
 
 from echelon.core.format import duration, figure, plain, short, size, to_json, when
-from echelon.core.html import Html, Scale, document, el, join, section, step_scale
+from echelon.core.html import Html, Scale, document, el, join, section, step_scale, tile
+from echelon.track.records import Event, Run, Series, is_number
 from echelon.track.report.charts import Chart, charts, draw, hover_data
-from echelon.track.store import Event, Run, Series, Store, is_number
-from echelon.track.views import NodeRows, node_rows, tiles, verdict
+from echelon.track.store import Store
+from echelon.track.views import NodeRows, metric_label, node_rows, verdict
 
-# --- page ---
-# The report: one file that needs nothing else, neither scripts from elsewhere nor a network.
+EVALUATION = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The model's results on validation samples; any part may be missing."""
+
+    labels: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Rows: actual class; columns: predicted class."""
+    samples: tuple[Mapping[str, str], ...] = ()
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything one report shows."""
+
+    run: Run
+    series: Mapping[str, Series]
+    events: tuple[Event, ...]
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+def gather(store: Store, run_id: str) -> Contents:
+    run = store.run(run_id)
+    series = {name: store.series(run.id, name) for name in store.names(run.id)}
+    outcome = read_outcome(run.folder / EVALUATION)
+    return Contents(run, series, tuple(store.events(run.id)), outcome)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read evaluation.json; if it is invalid, the report shows why instead."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return _gathered_outcome(found)
+    except FileNotFoundError:
+        return Outcome()
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return Outcome(fault=f"{path.name} cannot be shown: {error}")
+
+
+def _gathered_outcome(found: Mapping[str, Any]) -> Outcome:
+    rows = tuple(tuple(row) for row in found.get("confusion") or ())
+    if any(len(row) != len(rows) or not all(map(is_number, row)) for row in rows):
+        raise ValueError("confusion must be a square matrix of counts")
+    labels = tuple(str(label) for label in found.get("labels") or ())
+    samples = tuple(_sample_texts(sample) for sample in found.get("samples") or ())
+    missing = tuple(str(i) for i in range(len(labels), len(rows)))  # classes without a name
+    return Outcome((labels + missing)[: max(len(rows), len(labels))], rows, samples)
+
+
+def _sample_texts(sample: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(sample.get(key) or "") for key in ("input", "output", "target")}
+
+
+# The page, top to bottom
+
 
 _HERE = Path(__file__).parent
 
 
 def page(contents: Contents) -> str:
-    """The whole document."""
+    """Return the complete document."""
     run = contents.run
     script = (_HERE / "script.js").read_text(encoding="utf-8")
     drawn = sorted(charts(contents.series), key=lambda chart: chart.minor)
@@ -62,6 +124,24 @@ def _header(contents: Contents) -> Html:
     return el(
         "header", line, el("h1", run.name), el("p", verdict(run), class_="verdict"), tiles(run)
     )
+
+
+def tiles(run: Run) -> Html:
+    """The figures to see first."""
+    named = {f"held-out {metric_label(name)}": value for name, value in run.metrics.items()}
+    if run.best is not None:
+        named.pop(f"held-out {metric_label(run.best.metric)}", None)
+        named[f"best {metric_label(run.best.metric)}"] = run.best.value
+    order = sorted(named, key=lambda name: ("loss" in name, not name.startswith("best")))
+    parts = [
+        tile(name, figure(named[name]), "result" if name == order[0] else None)
+        for name in order[:3]
+    ]
+    samples = run.summary.get("samples")
+    if samples and run.seconds:
+        parts.append(tile("samples/s", short(samples / run.seconds)))
+    parts += [tile("steps", f"{run.steps:,}"), tile("time", duration(run.seconds))]
+    return el("div", join(parts), class_="tiles")
 
 
 def _curves(drawn: list[Chart], x: Scale) -> Html:
@@ -114,7 +194,7 @@ def _details(contents: Contents) -> Html:
 
 
 def _data(contents: Contents, drawn: list[Chart], x: Scale) -> Html:
-    """Figures for the script. Not a script itself, and `<` cannot end it."""
+    """Embed the data for script.js as JSON; `<` is escaped so that it cannot end the element."""
     epochs = contents.series.get("train/epoch")
     found = {
         "charts": [hover_data(chart, x) for chart in drawn],
@@ -125,19 +205,29 @@ def _data(contents: Contents, drawn: list[Chart], x: Scale) -> Html:
 
 
 def _changes(steps: list[int], epochs: list[float]) -> list[tuple[int, float]]:
-    """The first recorded step of every epoch."""
+    """Return the first recorded step of every epoch."""
     first: dict[float, int] = {}
     for step, epoch in zip(steps, epochs, strict=True):
         first.setdefault(epoch, step)
     return [(step, epoch) for epoch, step in first.items()]
 
 
-# --- sections ---
-# The parts of a report beside curves and confusion.
+# Lists and facts
 
-_YAML_LINE = re.compile(r"^(\s*(?:- )*)([^\s:#][^:]*:)(.*)$")
-_EVENTS = 200
-_SAMPLES = 60
+
+def facts(run: Run) -> Iterator[tuple[str, Html]]:
+    """Yield titled lists of facts: about the run, and about the machine."""
+    machine = run.facts.get("environment", {})
+    for title, values, names in (
+        ("Run", run.facts, _RUN_FACTS),
+        ("Machine", machine, _MACHINE_FACTS),
+    ):
+        known = [key for key in names if values.get(key) not in (None, "")]
+        rows = [el("div", el("dt", names[key]), el("dd", _fact(key, values[key]))) for key in known]
+        if rows:
+            yield title, el("dl", join(rows), class_="facts")
+
+
 _RUN_FACTS = {
     "task": "Task",
     "model": "Model",
@@ -151,6 +241,8 @@ _RUN_FACTS = {
     "precision": "Precision",
     "threads": "Threads",
 }
+
+
 _MACHINE_FACTS = {
     "cpu": "Processor",
     "cores": "Cores",
@@ -162,26 +254,34 @@ _MACHINE_FACTS = {
     "torch": "PyTorch",
     "echelon": "Echelon",
 }
+
+
 _BYTES = ("memory", "disk_free")
 
 
-def facts(run: Run) -> Iterator[tuple[str, Html]]:
-    """What was run and on what, as far as it is known."""
-    machine = run.facts.get("environment", {})
-    for title, values, names in (
-        ("Run", run.facts, _RUN_FACTS),
-        ("Machine", machine, _MACHINE_FACTS),
-    ):
-        known = [key for key in names if values.get(key) not in (None, "")]
-        rows = [el("div", el("dt", names[key]), el("dd", _fact(key, values[key]))) for key in known]
-        if rows:
-            yield title, el("dl", join(rows), class_="facts")
+def _fact(key: str, value: Any) -> str:
+    if key in _BYTES:
+        return size(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if value < 10_000_000 else short(value)
+    return figure(value) if isinstance(value, float) else str(value)
 
 
 def config(values: Mapping[str, Any]) -> Html:
-    """The resolved job as YAML, keys set apart."""
+    """Show the resolved job as YAML with highlighted keys."""
     text = yaml.safe_dump(plain(values), sort_keys=False, allow_unicode=True, width=90)
     return el("pre", el("code", join([_yaml_line(line) for line in text.splitlines()])))
+
+
+_YAML_LINE = re.compile(r"^(\s*(?:- )*)([^\s:#][^:]*:)(.*)$")
+
+
+def _yaml_line(line: str) -> Html:
+    found = _YAML_LINE.match(line)
+    if found is None:
+        return join((line, Html("\n")))
+    indent, key, rest = found.groups()
+    return join((indent, el("b", key), rest, Html("\n")))
 
 
 def events(found: Iterable[Event], started: float) -> Html:
@@ -200,6 +300,9 @@ def events(found: Iterable[Event], started: float) -> Html:
     return join((el("ol", join(rows), class_="events"), rest))
 
 
+_EVENTS = 200
+
+
 def samples(found: Iterable[Mapping[str, str]], labels: Sequence[str]) -> Html:
     every = list(found)
     cards = [_sample(sample, sample["target"] in labels) for sample in every[:_SAMPLES]]
@@ -207,8 +310,11 @@ def samples(found: Iterable[Mapping[str, str]], labels: Sequence[str]) -> Html:
     return el("div", join(cards), class_="samples long" if long else "samples")
 
 
+_SAMPLES = 60
+
+
 def _sample(sample: Mapping[str, str], is_class: bool) -> Html:
-    """Only a class is right or wrong; an estimate or a text is more or less so."""
+    """Mark a class as right or wrong; a number or a text is never exactly right."""
     right = sample["output"] == sample["target"]
     verdict = ("right" if right else "wrong") if is_class else None
     parts = [
@@ -219,28 +325,8 @@ def _sample(sample: Mapping[str, str], is_class: bool) -> Html:
     return el("dl", join(parts), class_=verdict)
 
 
-def _fact(key: str, value: Any) -> str:
-    if key in _BYTES:
-        return size(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}" if value < 10_000_000 else short(value)
-    return figure(value) if isinstance(value, float) else str(value)
-
-
-def _yaml_line(line: str) -> Html:
-    found = _YAML_LINE.match(line)
-    if found is None:
-        return join((line, Html("\n")))
-    indent, key, rest = found.groups()
-    return join((indent, el("b", key), rest, Html("\n")))
-
-
-# --- nodes ---
-# What each trainer and each server of a run did, as tables.
-
-
 def nodes(found: Mapping[str, Any]) -> list[Html]:
-    """`found` as a run's summary has it: figures by trainer and by server."""
+    """Return tables about trainers and servers from a run summary's `nodes`."""
     return [_table(rows) for rows in node_rows(found)]
 
 
@@ -250,88 +336,25 @@ def _table(found: NodeRows) -> Html:
     return el("table", el("thead", head), el("tbody", join(body)), class_="nodes")
 
 
-# --- gather ---
-# Everything a report tells, read from the store and the run's folder.
+# Confusion between classes
 
-EVALUATION = "evaluation.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the trained model does with held-out samples; any part may be missing."""
-
-    labels: tuple[str, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """Row: what it is; column: what it was taken for."""
-    samples: tuple[Mapping[str, str], ...] = ()
-    fault: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """One report's worth of facts."""
-
-    run: Run
-    series: Mapping[str, Series]
-    events: tuple[Event, ...]
-    outcome: Outcome = field(default_factory=Outcome)
-
-
-def gather(store: Store, run_id: str) -> Contents:
-    run = store.run(run_id)
-    series = {name: store.series(run.id, name) for name in store.names(run.id)}
-    outcome = read_outcome(run.folder / EVALUATION)
-    return Contents(run, series, tuple(store.events(run.id)), outcome)
-
-
-def read_outcome(path: Path) -> Outcome:
-    """What `evaluation.json` says; a file that makes no sense is told, not fatal."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return _gathered_outcome(found)
-    except FileNotFoundError:
-        return Outcome()
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return Outcome(fault=f"{path.name} cannot be shown: {error}")
-
-
-def _gathered_outcome(found: Mapping[str, Any]) -> Outcome:
-    rows = tuple(tuple(row) for row in found.get("confusion") or ())
-    if any(len(row) != len(rows) or not all(map(is_number, row)) for row in rows):
-        raise ValueError("confusion must be a square matrix of counts")
-    labels = tuple(str(label) for label in found.get("labels") or ())
-    samples = tuple(_words(sample) for sample in found.get("samples") or ())
-    missing = tuple(str(i) for i in range(len(labels), len(rows)))  # classes without a name
-    return Outcome((labels + missing)[: max(len(rows), len(labels))], rows, samples)
-
-
-def _words(sample: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(sample.get(key) or "") for key in ("input", "output", "target")}
-
-
-# --- confusion ---
-# What was taken for what: a heat map, and the mistakes worth looking at.
 
 LARGEST = 40
-"""With more classes a matrix is wallpaper: only the lists are shown."""
+"""With more classes the matrix is unreadable: only the lists are shown."""
+
+
 _LISTED = 12
 
 
-class Mistake(NamedTuple):
-    actual: int
-    taken_for: int
-    times: int
-
-
 def confusion(outcome: Outcome) -> Html:
-    """The section's inside."""
+    """Return the confusion matrix (or the hardest classes) and the most frequent mistakes."""
     size = len(outcome.confusion)
     parts = [_matrix(outcome)] if size <= LARGEST else [_hardest(outcome)]
     return el("div", join(parts), _mistakes(outcome), class_="confusion")
 
 
 def recalls(outcome: Outcome) -> list[float]:
-    """Of each class, the part that was recognised; NaN for a class without samples."""
+    """Return the recall of each class; NaN for a class without samples."""
     return [_share(row[i], sum(row)) for i, row in enumerate(outcome.confusion)]
 
 
@@ -340,8 +363,14 @@ def precisions(outcome: Outcome) -> list[float]:
     return [_share(column[i], sum(column)) for i, column in enumerate(columns)]
 
 
+class Mistake(NamedTuple):
+    actual: int
+    taken_for: int
+    times: int
+
+
 def mistakes(outcome: Outcome) -> list[Mistake]:
-    """All pairs that were confused, the most frequent first."""
+    """Return all confused pairs of classes, the most frequent first."""
     pairs = [
         Mistake(i, j, count)
         for i, row in enumerate(outcome.confusion)
