@@ -1,4 +1,9 @@
-"""Term counts, n-grams, spilled to disk by hash."""
+"""Count terms: how often each occurs, and in how many texts.
+
+A term is a run of 1 … n tokens. `count_terms` counts one block; `Spill` adds up all blocks, on disk
+if they do not fit into memory; `Words` keeps the strings behind hashes; `count_known` counts the
+terms of a fitted vocabulary per text. Terms are identified by 64-bit hashes.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,12 @@ from echelon.data.hashing import Hashes, hashes, joined
 from echelon.data.prepare.text.tokenise import Tokens, Whole
 from echelon.data.prepare.workdir import Learnt
 
-# --- count ---
-# How often every term of a block occurs, and in how many of its texts.
+# Count the terms of one block
 
-_SLICE = 1 << 20
-"""Tokens whose places are in memory at one time."""
-_CACHED = 1 << 17
-"""Tokens that are sorted at one time."""
+
+Records = NDArray[Any]
+"""Counts of terms as fixed-size records. Fields: `hash`; `group` (the class, if counted by class);
+`count` (occurrences); `texts` (texts with the term); `tokens` (hashes of its tokens, if n > 1)."""
 
 
 class Groups(NamedTuple):
@@ -31,16 +35,8 @@ class Groups(NamedTuple):
     classes: int
 
 
-class _Terms(NamedTuple):
-    """Different terms of the same number of tokens."""
-
-    hashes: Hashes
-    parts: NDArray[np.uint64]
-    """The hashes of their tokens [terms, n]; 0 behind the last one."""
-
-
 def count_terms(tokens: Tokens, n: int, groups: Groups | None = None) -> Records:
-    """Every term of 1 … n tokens (in each class), in the order of the hashes."""
+    """Count every term of 1 … n tokens (per class, if given); return records ordered by hash."""
     single = hashes(tokens.terms)
     found, row = [np.empty(0, record_type(n, grouped=groups is not None))], 0
     for part in slices(tokens, _SLICE):
@@ -50,15 +46,27 @@ def count_terms(tokens: Tokens, n: int, groups: Groups | None = None) -> Records
     return merged(found)
 
 
+_SLICE = 1 << 20
+"""Tokens whose places are in memory at a time."""
+
+
 def _some(groups: Groups | None, low: int, count: int) -> Groups | None:
     return groups and Groups(groups.of_text[low : low + count], groups.classes)
 
 
-def _counted(tokens: Tokens, single: Hashes, n: int, groups: Groups | None) -> Iterator[Records]:
-    """Records of this slice, order by order.
+class _Terms(NamedTuple):
+    """Distinct terms with the same number of tokens."""
 
-    A term is (the number of the term without its last token) × (number of tokens) + that token:
-    so it is one whole number, and counting is sorting.
+    hashes: Hashes
+    parts: NDArray[np.uint64]
+    """The hashes of their tokens, [terms, n], padded with 0."""
+
+
+def _counted(tokens: Tokens, single: Hashes, n: int, groups: Groups | None) -> Iterator[Records]:
+    """Yield the records of a slice, first those of single tokens, then of two, and so on.
+
+    A term is encoded as one integer, (number of the term without its last token) × (number of
+    tokens) + last token, so that counting is sorting.
     """
     codes, count = tokens.codes.astype(np.int64), len(single)
     at, keys, shorter = places(tokens), codes, _alone(single, n)
@@ -112,8 +120,17 @@ def _records(
     return out
 
 
+def record_type(n: int, *, grouped: bool) -> np.dtype[Any]:
+    fields: list[Any] = [("hash", "<u8"), ("count", "<u8"), ("texts", "<u8")]
+    if grouped:
+        fields.append(("group", "<u4"))
+    if n > 1:
+        fields.append(("tokens", "<u8", (n,)))
+    return np.dtype(fields)
+
+
 def _tally(keys: Whole, width: int) -> tuple[Whole, Whole]:
-    """The different keys, smallest first, and how often each is there."""
+    """Return the distinct keys in ascending order, and the count of each."""
     if width <= 4 * len(keys):
         counts = np.bincount(keys, minlength=width)
         found = np.flatnonzero(counts)
@@ -124,12 +141,12 @@ def _tally(keys: Whole, width: int) -> tuple[Whole, Whole]:
 
 
 def _once(keys: Whole, width: int, rows: NDArray[Any]) -> Whole:
-    """The keys again, each once per text."""
+    """Return the keys with each occurring once per text."""
     bits = max(1, (width - 1).bit_length())
     kept, start = [np.empty(0, np.int64)], 0
     while start < len(keys):
         first = int(rows[start])
-        # Whole texts, as many as stay in the cache, and as their numbers have bits for.
+        # Take complete texts: as many as fit into the cache and as their numbers have bits for.
         last = int(rows[min(start + _CACHED, len(keys)) - 1])
         last = min(max(first, last - 1), first + (1 << 62 - bits) - 1)
         stop = int(np.searchsorted(rows, rows.dtype.type(last), "right"))
@@ -142,69 +159,12 @@ def _once(keys: Whole, width: int, rows: NDArray[Any]) -> Whole:
     return np.concatenate(kept)
 
 
-# --- grams ---
-# Terms of several tokens in a row: where they are in a block.
-
-
-class Places(NamedTuple):
-    """Where terms of some length are: which text, and which token is their last one."""
-
-    rows: NDArray[np.int32]
-    last: Whole
-
-    def longer(self) -> tuple[Whole, Places]:
-        """Which of these go on for one more token of the same text, and where those are."""
-        on = np.flatnonzero(self.rows[1:] == self.rows[:-1])
-        return on, Places(self.rows[on], self.last[on] + 1)
-
-
-def places(tokens: Tokens) -> Places:
-    """Of the tokens themselves."""
-    return Places(tokens.rows(), np.arange(len(tokens.codes)))
-
-
-def slices(tokens: Tokens, most: int) -> Iterator[Tokens]:
-    """Whole texts of about `most` tokens at a time, with the numbers of the block's terms."""
-    offsets, count = tokens.offsets, len(tokens.offsets) - 1
-    low = 0
-    while low < count:
-        high = int(np.searchsorted(offsets, offsets[low] + most, "right")) - 1
-        high = max(low + 1, min(high, count))
-        start, stop = int(offsets[low]), int(offsets[high])
-        yield Tokens(tokens.codes[start:stop], offsets[low : high + 1] - start, tokens.terms)
-        low = high
-
-
-def hashed(tokens: Tokens, terms: Hashes, n: int) -> Iterator[tuple[Hashes, NDArray[np.int32]]]:
-    """Per number of tokens 1 … n: the hash of every term in its place, and the places' texts."""
-    at, single = places(tokens), terms[tokens.codes]
-    here = single
-    for order in range(1, n + 1):
-        if order > 1:
-            on, at = at.longer()
-            here = joined(here[on], single[at.last])
-        yield here, at.rows
-
-
-# --- records ---
-# Counts of terms as records of a fixed size, merged by the terms' hashes.
-
-Records = NDArray[Any]
-"""Fields: `hash`; `group`, a class, if classes are told apart; `count`, all occurrences; `texts`,
-those that have the term; `tokens`, the hashes of its tokens, if it can have several."""
-
-
-def record_type(n: int, *, grouped: bool) -> np.dtype[Any]:
-    fields: list[Any] = [("hash", "<u8"), ("count", "<u8"), ("texts", "<u8")]
-    if grouped:
-        fields.append(("group", "<u4"))
-    if n > 1:
-        fields.append(("tokens", "<u8", (n,)))
-    return np.dtype(fields)
+_CACHED = 1 << 17
+"""Tokens sorted at a time: as many as fit into the cache."""
 
 
 def merged(parts: Sequence[Records]) -> Records:
-    """One record for each term (and group), in the order of the hashes."""
+    """Add up records so that each term (and group) has one; return them ordered by hash."""
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if not len(whole):
         return whole
@@ -212,7 +172,7 @@ def merged(parts: Sequence[Records]) -> Records:
     new = is_new(whole["hash"][order])
     if "group" in (whole.dtype.names or ()):
         group = whole["group"][order].astype(np.int64)
-        # Nearly in order already: what a stable sort is quick at.
+        # The records are nearly in order already, which a stable sort exploits.
         finer = np.cumsum(new) * (int(group.max()) + 1) + group
         within = np.argsort(finer, kind="stable")
         order, new = order[within], is_new(finer[within])
@@ -225,22 +185,60 @@ def merged(parts: Sequence[Records]) -> Records:
 
 
 def is_new(ordered: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a sorted array has something that was not there before."""
+    """Mark the first occurrence of each value of a sorted array."""
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]
     return new
 
 
-# --- spill ---
-# More counts than fit into memory: kept on disk, parted by hash, merged part by part.
+# Places of terms in a block
 
-_PARTS = 256
-_MEMORY = 32 << 20
-"""Bytes of records that are not on disk."""
+
+class Places(NamedTuple):
+    """Where terms of some length are: their text, and the index of their last token."""
+
+    rows: NDArray[np.int32]
+    last: Whole
+
+    def longer(self) -> tuple[Whole, Places]:
+        """Extend places by one token of the same text; return which could be, and the results."""
+        on = np.flatnonzero(self.rows[1:] == self.rows[:-1])
+        return on, Places(self.rows[on], self.last[on] + 1)
+
+
+def places(tokens: Tokens) -> Places:
+    """Return the places of the single tokens."""
+    return Places(tokens.rows(), np.arange(len(tokens.codes)))
+
+
+def slices(tokens: Tokens, most: int) -> Iterator[Tokens]:
+    """Yield complete texts of about `most` tokens at a time."""
+    offsets, count = tokens.offsets, len(tokens.offsets) - 1
+    low = 0
+    while low < count:
+        high = int(np.searchsorted(offsets, offsets[low] + most, "right")) - 1
+        high = max(low + 1, min(high, count))
+        start, stop = int(offsets[low]), int(offsets[high])
+        yield Tokens(tokens.codes[start:stop], offsets[low : high + 1] - start, tokens.terms)
+        low = high
+
+
+def hashed(tokens: Tokens, terms: Hashes, n: int) -> Iterator[tuple[Hashes, NDArray[np.int32]]]:
+    """For lengths 1 … n, yield the hash of the term at every place, and the text of the place."""
+    at, single = places(tokens), terms[tokens.codes]
+    here = single
+    for order in range(1, n + 1):
+        if order > 1:
+            on, at = at.longer()
+            here = joined(here[on], single[at.last])
+        yield here, at.rows
+
+
+# Add up the counts of all blocks
 
 
 class Spill:
-    """Records of all blocks; as long as there are few different terms no file is written."""
+    """Records of all blocks: in memory while they fit, then on disk, partitioned by hash."""
 
     def __init__(self, scratch: Path, kind: np.dtype[Any]) -> None:
         self._scratch = scratch
@@ -248,7 +246,7 @@ class Spill:
         self._kind = kind
         self._size = 0
         self._on_disk = False
-        for number in range(_PARTS):  # a run that was killed may have left some
+        for number in range(_PARTS):  # a killed run may have left files
             self._path(number).unlink(missing_ok=True)
 
     def add(self, records: Records) -> None:
@@ -262,7 +260,7 @@ class Spill:
             self._write()
 
     def parts(self) -> Iterator[Records]:
-        """All terms, each once (and once per group), those of near hashes together."""
+        """Yield the merged records of all blocks, one hash range at a time."""
         if not self._on_disk:
             yield merged(self._held)
             return
@@ -289,8 +287,15 @@ class Spill:
         return self._scratch / f"terms-{number:03}"
 
 
+_PARTS = 256
+
+
+_MEMORY = 32 << 20
+"""Bytes of records that are kept in memory."""
+
+
 class Words:
-    """The words that hashes stand for, block after block in one file."""
+    """The strings behind hashes, appended block by block to one file."""
 
     def __init__(self, scratch: Path) -> None:
         self._path = scratch / "words.arrow"
@@ -308,7 +313,7 @@ class Words:
             self._file.close()
 
     def of(self, wanted: Hashes) -> Any:
-        """The words of these hashes, an Arrow array in the same order."""
+        """Return the strings of these hashes as an Arrow array in the same order."""
         self.close()
         needed, places = np.unique(wanted, return_inverse=True)
         missing = np.ones(len(needed), bool)
@@ -328,11 +333,7 @@ class Words:
         return pa.concat_arrays(found).take(pa.array(order[places]))
 
 
-# --- numbers ---
-# Terms of a block → their numbers in a vocabulary, and how often each text has them.
-
-_NUMBERS_CACHED, _NUMBERS_SLICE = 1 << 17, 1 << 20
-"""Tokens at one time: as many as are sorted quickly, or as are worth a table of the vocabulary."""
+# Count the terms of a fitted vocabulary
 
 
 class Counts(NamedTuple):
@@ -347,20 +348,41 @@ class Counts(NamedTuple):
 
 
 def numbers_of(terms: Any, vocabulary: Any) -> NDArray[np.int32]:
-    """The places of the terms in the vocabulary, −1 for others."""
+    """Return the index of each term in the vocabulary, −1 for others."""
     found = pc.index_in(terms, vocabulary).fill_null(-1)
     numbers: NDArray[np.int32] = np.asarray(found, np.int32)
     return numbers
 
 
 def count_known(tokens: Tokens, learnt: Learnt, n: int) -> Counts:
-    """Terms of 1 … n tokens, counted per text by their numbers in the vocabulary."""
+    """Count the vocabulary's terms of 1 … n tokens in each text."""
     width = len(learnt["hashes"])
     return gathered(_places(tokens, learnt, n), width)
 
 
+_NUMBERS_CACHED, _NUMBERS_SLICE = 1 << 17, 1 << 20
+"""Tokens at a time: as many as sort in the cache (n = 1), or as pay for a lookup (n > 1)."""
+
+
+def _places(tokens: Tokens, learnt: Learnt, n: int) -> Iterator[tuple[Any, Any, int]]:
+    if n == 1:
+        table = numbers_of(tokens.terms, learnt["terms"])
+        for part in slices(tokens, _NUMBERS_CACHED):
+            numbers = table[part.codes]
+            known = np.flatnonzero(numbers >= 0)
+            yield numbers[known], part.rows()[known], len(part.offsets) - 1
+        return
+    vocabulary, single = pa.array(learnt["hashes"]), hashes(tokens.terms)
+    for part in slices(tokens, _NUMBERS_SLICE):
+        levels = list(hashed(part, single, n))
+        numbers = numbers_of(pa.chunked_array([level for level, _ in levels]), vocabulary)
+        known = np.flatnonzero(numbers >= 0)
+        rows = np.concatenate([rows for _, rows in levels])
+        yield numbers[known], rows[known], len(part.offsets) - 1
+
+
 def gathered(places: Iterator[tuple[Any, Any, int]], width: int) -> Counts:
-    """(numbers, rows, count of rows) of some texts after the others → how often each is there."""
+    """Count (column, row) pairs of consecutive groups of texts as one CSR matrix."""
     indices, values, lengths = [_NONE32], [np.empty(0)], [np.zeros(1, np.int64)]
     for numbers, rows, count in places:
         keys = _packed(numbers, rows, count, width)
@@ -383,25 +405,8 @@ def _bits(width: int) -> int:
 
 
 def _packed(numbers: Any, rows: Any, count: int, width: int) -> Any:
-    """Row and number in one word, as short as it can be: short ones are sorted faster."""
+    """Pack row and column into one integer, 32 bits if possible: those sort faster."""
     kind = np.uint32 if count << _bits(width) <= 1 << 32 else np.uint64
     keys = rows.astype(kind) << kind(_bits(width))
     keys |= numbers.astype(kind)
     return keys
-
-
-def _places(tokens: Tokens, learnt: Learnt, n: int) -> Iterator[tuple[Any, Any, int]]:
-    if n == 1:
-        table = numbers_of(tokens.terms, learnt["terms"])
-        for part in slices(tokens, _NUMBERS_CACHED):
-            numbers = table[part.codes]
-            known = np.flatnonzero(numbers >= 0)
-            yield numbers[known], part.rows()[known], len(part.offsets) - 1
-        return
-    vocabulary, single = pa.array(learnt["hashes"]), hashes(tokens.terms)
-    for part in slices(tokens, _NUMBERS_SLICE):
-        levels = list(hashed(part, single, n))
-        numbers = numbers_of(pa.chunked_array([level for level, _ in levels]), vocabulary)
-        known = np.flatnonzero(numbers >= 0)
-        rows = np.concatenate([rows for _, rows in levels])
-        yield numbers[known], rows[known], len(part.offsets) - 1

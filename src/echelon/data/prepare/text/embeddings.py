@@ -1,4 +1,9 @@
-"""Word2vec, sentences."""
+"""Texts as dense vectors: word vectors trained here (word2vec), or a transformer's sentence vectors.
+
+Word2vec (Mikolov et al. 2013): `Word2Vec` is the feature; `Corpus` keeps the token ids of all texts
+on disk; `train_vectors` trains with negative sampling. Torch runs on one thread, so that sums are
+added in the same order on every machine.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +31,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- word2vec ---
-# Words as vectors that are trained here, and texts as means of them.
+# Word2vec
 
 
 class Word2Vec(Chosen):
     """Kind `word2vec`: a mean vector per text, or token ids and the matrix they look up."""
 
     width: PositiveInt = 100
-    """Numbers in a vector."""
+    """Length of a vector."""
     window: PositiveInt = 5
-    """How many words to either side are near."""
+    """How many words to either side count as near."""
     model: Literal["skip_gram", "cbow"] = "skip_gram"
-    """Whether words predict those near them, or the other way round."""
+    """Words predict their neighbors (skip_gram), or neighbors predict the word (cbow)."""
     negative: PositiveInt = 5
-    """Words drawn at random for each that is near."""
+    """Random words drawn for each near word."""
     epochs: PositiveInt = 5
     rate: PositiveFloat = 0.05
     subsample: Annotated[float, NonNegativeFloat, Field(lt=1)] = 1e-3
-    """Words more frequent than this are left out now and then; 0: never."""
+    """Words with a larger share than this are skipped at random; 0: never."""
     make: Literal["mean", "tokens"] = "mean"
     """One vector per text; or token ids as `tokens` makes them, and `vectors` with a row for each
     id among what is learnt."""
@@ -112,35 +116,50 @@ class Word2Vec(Chosen):
         return means
 
 
-# --- train_vectors ---
-# Word2vec: vectors of words that tell which words stand near (Mikolov et al. 2013).
-#
-# Each batch takes some places of the corpus and the words around them. A word's vector is to agree
-# with those near it and to disagree with words drawn at random; those are drawn once per batch, so
-# all of a batch's scores against them are one product of matrices.
+class Corpus:
+    """The token ids of all texts in one file, read in passages of complete texts."""
 
-_BATCH, _BATCHES = 2048, 64
-"""Places of the corpus that are learnt from at one time; fewer, to have so many steps an epoch."""
-_DRAWN = 256
-"""Words drawn at random for each batch; together they weigh as `negative` per pair."""
-_EPSILON = 1e-6
+    def __init__(self, partials: Iterable[Learnt], path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lengths = [np.empty(0, np.int64)]
+        with path.open("wb") as file:
+            for partial in partials:
+                np.ascontiguousarray(partial["tokens"], np.int32).tofile(file)
+                lengths.append(partial["lengths"].astype(np.int64))
+        self._path = path
+        self._offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        wanted = np.arange(0, self.size, _PIECE)
+        self._cuts = np.unique([*np.searchsorted(self._offsets, wanted), len(self._offsets) - 1])
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return int(self._offsets[-1])
+
+    def __len__(self) -> int:
+        """Return the number of passages."""
+        return len(self._cuts) - 1
+
+    def __getitem__(self, number: int) -> Passage:
+        low, high = int(self._cuts[number]), int(self._cuts[number + 1])
+        start, stop = int(self._offsets[low]), int(self._offsets[high])
+        tokens = np.fromfile(self._path, np.int32, stop - start, offset=start * 4)
+        lengths = np.diff(self._offsets[low : high + 1])
+        return Passage(tokens, np.repeat(np.arange(high - low), lengths))
 
 
-class Plan(NamedTuple):
-    """What a recipe says of the training."""
+class Passage(NamedTuple):
+    """Some texts: their concatenated tokens, and the text of each token."""
 
-    width: int
-    window: int
-    negative: int
-    cbow: bool
-    epochs: int
-    rate: float
-    subsample: float
-    seed: int
+    tokens: NDArray[Any]
+    texts: NDArray[Any]
+
+
+_PIECE = 1 << 16
 
 
 def train_vectors(corpus: Corpus, counts: NDArray[Any], plan: Plan) -> NDArray[np.float32]:
-    """A vector for each word, the same for the same corpus, plan and seed."""
+    """Train a vector for each word; a pure function of corpus, counts and plan."""
     with one_thread():
         tables = _Tables(len(counts), plan)
         draw = _Draw(counts, plan)
@@ -154,17 +173,29 @@ def train_vectors(corpus: Corpus, counts: NDArray[Any], plan: Plan) -> NDArray[n
         return vectors
 
 
-class _Batch(NamedTuple):
-    words: Tensor
-    """[B]"""
-    near: Tensor
-    """[B, 2 × window]"""
-    there: Tensor
-    """[B, 2 × window]: 1 where `near` has a word of the same text, within reach."""
+class Plan(NamedTuple):
+    """Settings of the training."""
+
+    width: int
+    window: int
+    negative: int
+    cbow: bool
+    epochs: int
+    rate: float
+    subsample: float
+    seed: int
+
+
+_BATCH, _BATCHES = 2048, 64
+"""Places of the corpus per step; fewer if an epoch would have less than _BATCHES steps."""
+
+
+_DRAWN = 256
+"""Random words per batch; together they weigh as `negative` words per pair would."""
 
 
 class _Draw:
-    """Everything that is left to chance."""
+    """All random choices of the training."""
 
     def __init__(self, counts: NDArray[Any], plan: Plan) -> None:
         import torch
@@ -172,7 +203,7 @@ class _Draw:
         self._chance = torch.Generator()
         self._plan = plan
         self.part = 0.0
-        """How much of the epoch is done."""
+        """The share of the epoch that is done."""
         shares = torch.from_numpy(counts / counts.sum())
         self._reach = torch.cumsum(shares**0.75, 0)
         ratio = plan.subsample / shares
@@ -190,7 +221,7 @@ class _Draw:
         return torch.randperm(count, generator=self._chance)
 
     def reach(self, count: int, window: int) -> Tensor:
-        """How far each place looks: near words count more often than far ones."""
+        """Draw a window size per place, so that nearer words count more often."""
         import torch
 
         return torch.randint(1, window + 1, (count, 1), generator=self._chance)
@@ -202,7 +233,7 @@ class _Draw:
         return torch.searchsorted(self._reach, places * self._reach[-1])
 
     def thinned(self, passage: Passage) -> tuple[Tensor, Tensor]:
-        """Without some of the very frequent words."""
+        """Drop some occurrences of very frequent words."""
         import torch
 
         tokens = torch.from_numpy(passage.tokens.astype(np.int64))
@@ -212,6 +243,15 @@ class _Draw:
         luck = torch.rand(len(tokens), generator=self._chance, dtype=torch.float64)
         kept = luck < self._keep[tokens]
         return tokens[kept], texts[kept]
+
+
+class _Batch(NamedTuple):
+    words: Tensor
+    """[B]"""
+    near: Tensor
+    """[B, 2 × window]"""
+    there: Tensor
+    """[B, 2 × window]: 1 where `near` has a word of the same text, within reach."""
 
 
 def _batches(texts: tuple[Tensor, Tensor], window: int, size: int, draw: _Draw) -> Iterator[_Batch]:
@@ -228,7 +268,7 @@ def _batches(texts: tuple[Tensor, Tensor], window: int, size: int, draw: _Draw) 
 
 
 class _Tables:
-    """Vectors of words as they are looked up (inner) and as they are predicted (outer)."""
+    """The two vectors of each word: as it is looked up (inner), and as it is predicted (outer)."""
 
     def __init__(self, words: int, plan: Plan) -> None:
         import torch
@@ -247,7 +287,7 @@ class _Tables:
             self._learn_skip_gram(batch, others, rate)
 
     def _learn_skip_gram(self, batch: _Batch, others: Tensor, rate: float) -> None:
-        """Each word predicts every word near it."""
+        """Let each word predict every near word."""
         import torch
 
         hidden, targets, drawn = (
@@ -266,7 +306,7 @@ class _Tables:
         self._move(self._outer, self._seen_outer, rows, pulls, rate)
 
     def _learn_cbow(self, batch: _Batch, others: Tensor, rate: float) -> None:
-        """The mean of the words near it predicts each word."""
+        """Let the mean of the near words predict each word."""
         import torch
 
         share = batch.there / batch.there.sum(1, keepdim=True).clamp(min=1.0)
@@ -284,7 +324,7 @@ class _Tables:
         self._move(self._outer, self._seen_outer, rows, pulls, rate)
 
     def _move(self, table: Tensor, seen: Tensor, rows: Tensor, pulls: Tensor, rate: float) -> None:
-        """Row-wise Adagrad: words that are often pulled move less each time."""
+        """Apply row-wise Adagrad: frequently updated words move less each time."""
         import torch
 
         touched, which = torch.unique(rows, return_inverse=True)
@@ -294,64 +334,21 @@ class _Tables:
         table[touched] += rate * total / power.sqrt()[:, None]
 
 
+_EPSILON = 1e-6
+
+
 def _pull(scores: Tensor, wanted: float) -> Tensor:
-    """How strongly two vectors are drawn together (or apart): what is missing of `wanted`."""
+    """Return the gradient of the log-likelihood: `wanted` minus the predicted probability."""
     import torch
 
     return wanted - torch.sigmoid(scores)
 
 
-# --- corpus ---
-# Numbered tokens of all texts on disk, read in pieces of whole texts.
-
-_PIECE = 1 << 16
-
-
-class Passage(NamedTuple):
-    """Some texts: their tokens one after the other, and the text each belongs to."""
-
-    tokens: NDArray[Any]
-    texts: NDArray[Any]
-
-
-class Corpus:
-    """The tokens that `look` found, block after block."""
-
-    def __init__(self, partials: Iterable[Learnt], path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lengths = [np.empty(0, np.int64)]
-        with path.open("wb") as file:
-            for partial in partials:
-                np.ascontiguousarray(partial["tokens"], np.int32).tofile(file)
-                lengths.append(partial["lengths"].astype(np.int64))
-        self._path = path
-        self._offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-        wanted = np.arange(0, self.size, _PIECE)
-        self._cuts = np.unique([*np.searchsorted(self._offsets, wanted), len(self._offsets) - 1])
-
-    @property
-    def size(self) -> int:
-        """Tokens in all."""
-        return int(self._offsets[-1])
-
-    def __len__(self) -> int:
-        """How many passages there are."""
-        return len(self._cuts) - 1
-
-    def __getitem__(self, number: int) -> Passage:
-        low, high = int(self._cuts[number]), int(self._cuts[number + 1])
-        start, stop = int(self._offsets[low]), int(self._offsets[high])
-        tokens = np.fromfile(self._path, np.int32, stop - start, offset=start * 4)
-        lengths = np.diff(self._offsets[low : high + 1])
-        return Passage(tokens, np.repeat(np.arange(high - low), lengths))
-
-
-# --- sentences ---
-# Texts as vectors of a transformer that the user has in a folder.
+# Sentence vectors
 
 
 class Sentences(Feature):
-    """Kind `sentences`: one vector per text, from the last layer of a model."""
+    """Kind `sentences`: one vector per text, from the last layer of a transformer in a folder."""
 
     model: str
     """A folder as `save_pretrained` writes it: the model (safetensors) and its tokeniser."""
@@ -360,9 +357,9 @@ class Sentences(Feature):
     length: PositiveInt = 256
     """Texts are cut to this many tokens."""
     batch: PositiveInt = 32
-    """Texts that go through the model at one time."""
+    """Texts per forward pass."""
     unit: bool = False
-    """Whether vectors are made as long as 1."""
+    """Scale vectors to length 1."""
 
     def check(self, names: Mapping[str, pa.DataType]) -> None:
         super().check(names)
@@ -373,7 +370,7 @@ class Sentences(Feature):
             )
 
     def stamp(self) -> str:
-        """Names, sizes and times of the model's files: to read them all takes too long."""
+        """Return names, sizes and times of the model's files; hashing them would take too long."""
         files = [path for path in sorted(Path(self.model).glob("*")) if path.is_file()]
         known = [(path.name, path.stat()) for path in files]
         return " ".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in known)
@@ -386,7 +383,7 @@ class Sentences(Feature):
     def _vectors(self, texts: list[str]) -> Array:
         tokeniser, model = _loaded(str(Path(self.model).resolve()))
         out = np.zeros((len(texts), model.config.hidden_size), np.float32)
-        # Texts of like length go together: little of a batch is padding.
+        # Batch texts of similar length together, so that little of a batch is padding.
         order = np.argsort([len(text) for text in texts], kind="stable")
         for low in range(0, len(texts), self.batch):
             some = order[low : low + self.batch]
@@ -424,7 +421,7 @@ def _loaded(folder: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtra("feature 'sentences'", "transformers") from error
     bars: Any = logging
-    bars.disable_progress_bar()  # every worker would draw one over ours
+    bars.disable_progress_bar()  # otherwise every worker draws a bar over ours
     try:
         tokeniser = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
@@ -434,12 +431,9 @@ def _loaded(folder: str) -> tuple[Any, Any]:
     return tokeniser, model.eval()
 
 
-# --- threads ---
-# Torch on one thread: sums are taken in the same order on every machine.
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """Run torch on one thread inside the block."""
     import torch
 
     threads = torch.get_num_threads()

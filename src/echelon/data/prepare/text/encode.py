@@ -1,4 +1,8 @@
-"""Tokens, bag, tfidf, hashed_text."""
+"""Features that turn texts into token ids or sparse rows.
+
+`Text` cuts one column into tokens; `Chosen` adds a vocabulary. Kinds: `tokens` (ids for textcnn and
+gpt), `bag`, `one_hot_text`, `tfidf` (sparse rows by vocabulary), `hashed_text` (sparse rows by hash).
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,11 @@ from echelon.data.prepare.text.tokenise import By, Tokens, tokenise
 from echelon.data.prepare.text.vocabulary import Vocabulary, count_block, learn_vocabulary
 from echelon.data.prepare.workdir import Learnt
 
-# --- base ---
-# What all features made of text have in common: one column of texts, cut into tokens.
+# What all text features share
 
 
 class Text(Feature):
-    """One column of texts. Passes over the train split are called by what they are for."""
+    """Base of all text features: one column of texts, cut into tokens. Its passes have names."""
 
     by_length: ClassVar[bool] = True
     by: By = "words"
@@ -66,7 +69,7 @@ class Text(Feature):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The passes it needs, in order."""
+        """Names of the passes over the train split, in order."""
         return (bpe.MODEL,) if self.by == "bpe" else ()
 
     @property
@@ -100,11 +103,11 @@ class Chosen(Text):
 
     vocabulary: Vocabulary = Vocabulary()
     seed: int = 0
-    """Of what is found by chance; the recipe's, if not given."""
+    """Seed of topics and word vectors; the recipe's if not given."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest terms."""
+        """Number of tokens in the longest terms."""
         return 1
 
     @property
@@ -136,7 +139,7 @@ class Chosen(Text):
 
 
 def check_text(feature: Feature, names: Mapping[str, pa.DataType]) -> None:
-    """Refuse whatever is not made of one column of texts."""
+    """Refuse a feature whose source is not one column of texts."""
     if len(feature.sources) != 1:
         count = len(feature.sources)
         raise DataError(f"feature {feature.kind}: it is made of one column, not of {count}")
@@ -147,14 +150,14 @@ def check_text(feature: Feature, names: Mapping[str, pa.DataType]) -> None:
         raise DataError(f"feature {feature.kind}: column {source!r} is {what}, not text")
 
 
-# --- bag ---
-# Texts as rows of a sparse matrix: which terms they have, how often, and what that is worth.
+# Sparse rows: one column per term
+
 
 Norm = Literal["l1", "l2", "none"]
 
 
 class _Sparse(Chosen):
-    """One column for every term of the vocabulary."""
+    """Base of sparse features with one column per term of the vocabulary."""
 
     ngrams: PositiveInt = 1
     """Terms are of 1 to this many tokens in a row."""
@@ -210,7 +213,7 @@ class Tfidf(_Sparse):
 
 
 def normed(values: NDArray[np.float64], counts: Counts, norm: Norm) -> NDArray[np.float64]:
-    """The values of every row, divided by the row's norm."""
+    """Divide the values of every row by the row's norm."""
     if norm == "none":
         return values
     rows = counts.rows()
@@ -219,15 +222,17 @@ def normed(values: NDArray[np.float64], counts: Counts, norm: Norm) -> NDArray[n
     return values
 
 
-# --- ids ---
-# Texts as numbers of tokens: what textcnn and gpt read.
+# Token ids
+
 
 PADDING, UNKNOWN = 0, 1
+
+
 RESERVED = ("<padding>", "<unknown>")
 
 
 class TokenIds(Chosen):
-    """Kind `tokens`: 0 is padding, 1 any token without a number, then the vocabulary's terms."""
+    """Kind `tokens`: ids of tokens; 0 is padding, 1 an unknown token, then the vocabulary."""
 
     length: PositiveInt | None = None
     """Texts are cut to this many tokens, and padded to it; left out: sequences of any length."""
@@ -269,14 +274,14 @@ class TokenIds(Chosen):
 
 
 def numbered(tokens: Tokens, vocabulary: Any) -> Array:
-    """The number of each token, from 2 on for those in the vocabulary."""
+    """Return the id of each token: 1, or from 2 on for those in the vocabulary."""
     numbers = numbers_of(tokens.terms, vocabulary) + len(RESERVED)
     numbers[numbers < len(RESERVED)] = UNKNOWN
     return numbers[tokens.codes]
 
 
 def cut(ragged: Ragged, length: int) -> Ragged:
-    """The first `length` numbers of each row."""
+    """Cut each row to its first `length` values."""
     lengths = np.diff(ragged.offsets)
     inside = np.arange(len(ragged.values)) - np.repeat(ragged.offsets[:-1], lengths)
     ends = np.cumsum(np.minimum(lengths, length))
@@ -284,7 +289,7 @@ def cut(ragged: Ragged, length: int) -> Ragged:
 
 
 def padded(ragged: Ragged, length: int) -> Array:
-    """The first `length` numbers of each row, with 0 behind the last."""
+    """Cut each row to its first `length` values and pad it with 0."""
     starts, lengths = ragged.offsets[:-1], np.minimum(np.diff(ragged.offsets), length)
     there = np.arange(length) < lengths[:, None]
     out = np.zeros((len(lengths), length), ragged.values.dtype)
@@ -292,15 +297,11 @@ def padded(ragged: Ragged, length: int) -> Array:
     return out
 
 
-# --- hashed_text ---
-# Terms by their hashes alone: nothing is learnt, and no term is ever unknown.
-
-_PLACE = key(0x9A5E)
-_SLICE = 1 << 17
+# Sparse rows by hash
 
 
 class HashedText(Text):
-    """Kind `hashed_text`: how often a text has terms of each of `width` kinds."""
+    """Kind `hashed_text`: counts of terms by hash. Nothing is fitted, and no term is unknown."""
 
     width: Annotated[int, Field(ge=1, le=1 << 30)] = 1 << 18
     """Columns; terms share one by chance."""
@@ -320,6 +321,12 @@ class HashedText(Text):
         return {self.name: Sparse(counts.indices, values, counts.offsets, self.width)}
 
 
+_PLACE = key(0x9A5E)
+
+
+_SLICE = 1 << 17
+
+
 def _places(tokens: Tokens, n: int, width: int) -> Iterator[tuple[Any, Any, int]]:
     single = hashes(tokens.terms)
     for part in slices(tokens, _SLICE):
@@ -329,7 +336,7 @@ def _places(tokens: Tokens, n: int, width: int) -> Iterator[tuple[Any, Any, int]
 
 
 def _added(both: Counts, width: int) -> Counts:
-    """Columns 2i count up and 2i + 1 count down: here they become one."""
+    """Merge columns 2i, which count up, and 2i + 1, which count down."""
     rows, columns = both.rows(), both.indices >> 1
     signed = np.where(both.indices & 1, -both.values, both.values)
     if not len(rows):

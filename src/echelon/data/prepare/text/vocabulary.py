@@ -1,4 +1,10 @@
-"""Choose terms: frequency, chi², information, topics."""
+"""Choose the terms of a vocabulary: by frequency, chi², information gain, or topics.
+
+block ─ count_block ─▶ partial ─┐
+                                ├─ learn_vocabulary ─▶ terms with counts, best first
+block ─ count_block ─▶ partial ─┘
+topics need a second pass: sample_block ─▶ keywords (LDA or NMF) over the candidates
+"""
 
 from __future__ import annotations
 
@@ -30,16 +36,14 @@ from echelon.data.prepare.text.counts import (
 from echelon.data.prepare.text.tokenise import Tokens
 from echelon.data.prepare.workdir import Learnt
 
-# --- vocabulary ---
-# Which terms get a number: the settings, and how they are chosen out of all of them.
+Floats = NDArray[np.float64]
+
 
 _BY_CLASS = ("information", "chi2")
-_CANDIDATES = 20_000
-"""Terms among which topics find theirs."""
 
 
 class Vocabulary(Section):
-    """Which terms are kept."""
+    """Settings: which terms are kept, and how they are ranked."""
 
     size: PositiveInt | None = 30_000
     """At most this many; null: all that the other settings leave."""
@@ -71,7 +75,7 @@ class Vocabulary(Section):
         return self
 
     def candidates(self) -> Self:
-        """What the first pass has to keep."""
+        """Return the settings of the first pass, which keeps more terms if topics choose later."""
         if self.choose != "topics":
             return self
         size = max(_CANDIDATES, 2 * (self.size or 0))
@@ -79,7 +83,7 @@ class Vocabulary(Section):
 
 
 def count_block(tokens: Tokens, n: int, labels: Values | None) -> Learnt:
-    """What one block says of its terms."""
+    """Count the terms of one block; return a partial for `learn_vocabulary`."""
     texts = len(tokens.offsets) - 1
     if labels is None:
         names, groups = [], None
@@ -97,7 +101,7 @@ def count_block(tokens: Tokens, n: int, labels: Values | None) -> Learnt:
 def learn_vocabulary(
     settings: Vocabulary, n: int, between: str, partials: Iterable[Learnt], scratch: Path
 ) -> Learnt:
-    """Of all blocks: the chosen `terms`, best first, and what is known of them."""
+    """Merge the partials of all blocks; return the chosen terms, best first, and their counts."""
     kind = record_type(n, grouped=bool(settings.label))
     scratch.mkdir(parents=True, exist_ok=True)
     spill, words, classes, total = Spill(scratch, kind), Words(scratch), _Classes(), 0
@@ -117,7 +121,7 @@ def learn_vocabulary(
 
 
 class _Classes:
-    """Numbers for the names of classes, in the order in which blocks bring them."""
+    """Numbers for class names, in order of first appearance, and the texts of each class."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -167,7 +171,7 @@ def _described(chosen: Scored, words: Words, n: int, between: str, total: int) -
             "its settings (at_least, min_texts, max_share) keep"
         )
     names = _names(terms, words, n, between)
-    # numpy sorts numbers quickly, Arrow strings: best first, and by name where equal.
+    # Best first, then by name. Arrow sorts strings quickly, numpy does not.
     table = pa.table({"score": -scores, "name": names})
     order = pc.sort_indices(table, [("score", "ascending"), ("name", "ascending")]).to_numpy()
     terms = terms[order]
@@ -181,7 +185,7 @@ def _described(chosen: Scored, words: Words, n: int, between: str, total: int) -
 
 
 def _names(terms: Records, words: Words, n: int, between: str) -> Any:
-    """The terms as people read them."""
+    """Return the terms as strings."""
     if n == 1:
         return words.of(terms["hash"])
     parts = terms["tokens"]
@@ -191,21 +195,17 @@ def _names(terms: Records, words: Words, n: int, between: str) -> Any:
     return pc.binary_join(lists, pa.scalar(between, pa.large_utf8()))
 
 
-# --- score ---
-# How much a term is worth to a vocabulary.
-
-Floats = NDArray[np.float64]
-_CELLS = 1 << 18
+# Scores
 
 
 class Scored(NamedTuple):
-    """Terms, one row each, and their scores: the more the better."""
+    """Terms and their scores; higher is better."""
 
     terms: Records
     scores: Floats
 
     def best(self, size: int | None) -> Scored:
-        """The best `size` of them; of equal ones those of the smallest hashes."""
+        """Return the best `size` terms; ties go to the smallest hashes."""
         order = np.lexsort((self.terms["hash"], -self.scores))[:size]
         return Scored(self.terms[order], self.scores[order])
 
@@ -215,7 +215,7 @@ def by_frequency(records: Records) -> Scored:
 
 
 def by_class(records: Records, classes: NDArray[Any], choose: str) -> Scored:
-    """By what a term's presence says of a text's class; `classes` has the texts of each."""
+    """Score terms by how well they predict the class; `classes` has the texts of each class."""
     new = is_new(records["hash"])
     firsts, which = np.flatnonzero(new), np.cumsum(new) - 1
     terms = records[firsts]
@@ -233,8 +233,11 @@ def by_class(records: Records, classes: NDArray[Any], choose: str) -> Scored:
     return Scored(terms, scores)
 
 
+_CELLS = 1 << 18
+
+
 def _information(present: Floats, classes: Floats) -> Floats:
-    """Mutual information of "the text has the term" and the class, in nats."""
+    """Return the mutual information of "the text has the term" and the class, in nats."""
     total, having = classes.sum(), present.sum(1, keepdims=True)
     there = _shared(present, having, classes, total)
     absent = _shared(classes - present, total - having, classes, total)
@@ -251,7 +254,7 @@ def _shared(both: Floats, one: Floats, other: Floats, total: float) -> Floats:
 
 
 def _chi2(present: Floats, classes: Floats) -> Floats:
-    """Between the texts of each class that have the term and those expected by chance."""
+    """Return chi² of the observed and expected texts of each class with the term."""
     expected = present.sum(1, keepdims=True) * classes / classes.sum()
     result: Floats = np.divide(
         (present - expected) ** 2, expected, out=np.zeros_like(present), where=expected > 0
@@ -259,16 +262,24 @@ def _chi2(present: Floats, classes: Floats) -> Floats:
     return result
 
 
-# --- topics ---
-# Keywords of topics that are found in a sample of the texts.
+# Topics, found in a sample of the texts
+
+
+_CANDIDATES = 20_000
+"""Terms that topics choose from."""
+
 
 _BATCH = 1024
+
+
 _SHOWN = 10
+
+
 _TINY = 1e-12
 
 
 def sample_block(tokens: Tokens, learnt: Learnt, n: int, settings: Vocabulary) -> Learnt:
-    """Every k-th text of a block, as counts of the candidates."""
+    """Count the candidate terms in every k-th text of a block."""
     step = -(-learnt["texts"] // settings.sample)
     counts = count_known(tokens, learnt, n)
     keep = np.zeros(len(counts.offsets) - 1, bool)
@@ -285,7 +296,7 @@ def sample_block(tokens: Tokens, learnt: Learnt, n: int, settings: Vocabulary) -
 def keywords(
     partials: Iterable[Learnt], learnt: Learnt, settings: Vocabulary, seed: int, scratch: Path
 ) -> Learnt:
-    """The vocabulary that topics choose, and the topics."""
+    """Return the vocabulary that topics choose, and the topics."""
     width = len(learnt["hashes"])
     batches = _batches(partials, width)
     seed %= 1 << 32  # what numpy takes
@@ -307,7 +318,7 @@ def keywords(
 
 
 def _lda(batches: Iterable[Any], topics: int, seed: int, texts: int) -> Any:
-    """A batch at a time, each once; None of nothing."""
+    """Fit LDA in one pass; return [topics, terms], or None without texts."""
     from sklearn.decomposition import LatentDirichletAllocation
 
     model = LatentDirichletAllocation(topics, random_state=seed, total_samples=texts)
@@ -319,7 +330,7 @@ def _lda(batches: Iterable[Any], topics: int, seed: int, texts: int) -> Any:
 
 
 def _nmf(batches: Iterable[Any], width: int, topics: int, seed: int, scratch: Path) -> Any:
-    """As often over the texts as it takes: one pass finds little but the noise it began with."""
+    """Fit NMF in many passes over a copy on disk: one pass barely improves on the random start."""
     spool = Spool(scratch / "counts", width)
     with closing(spool):
         for batch in batches:
@@ -341,40 +352,90 @@ def _batches(partials: Iterable[Learnt], width: int) -> Iterable[Any]:
 
 
 def _telling(weights: Any, counts: Any) -> Any:
-    """What a term says of a topic: its share there, by how much more that is than elsewhere."""
+    """Weight each term by its share of the topic times the log of share over overall share."""
     share = weights / np.maximum(weights.sum(1, keepdims=True), _TINY)
     common = counts / counts.sum()
     return share * np.log(np.maximum(share, _TINY) / common)
 
 
 def _in_turn(best: Any, size: int) -> Any:
-    """The first term of every topic, then the second ones, … until there are enough."""
+    """Take the best term of every topic, then the second best, until `size` terms are chosen."""
     order = best.T.reshape(-1)
     _, firsts = np.unique(order, return_index=True)
     return order[np.sort(firsts)][:size]
 
 
-# --- factors ---
-# Non-negative matrix factorisation of more rows than fit into memory.
+# Non-negative matrix factorization of more rows than fit into memory
 #
-#     counts X on disk, a batch at a time        W: what topics a text has, on disk
-#     X ≈ W H                                    H: what terms a topic has, in memory
+#     counts X on disk, a batch at a time        W: the topics of each text, on disk
+#     X ≈ W H                                    H: the terms of each topic, in memory
 #
-# One pass brings W nearer for the H there is, batch by batch, and adds up WᵀX and WᵀW, which is
-# all that H needs. So passes are those of scikit-learn's coordinate descent on the whole of X,
-# whatever the size of a batch; as many are done as are needed.
+# One pass improves W for the present H, batch by batch, and adds up WᵀX and WᵀW, which is all that
+# H needs. So a pass equals one of scikit-learn's coordinate descent on the whole X, whatever the
+# batch size.
 
-FactorFloats = NDArray[np.float64]
+
 _FACTORS_BATCH = 4096
+
+
 _PASSES = range(50, 201)
+
+
 _TEXTS = 1_000_000
-"""Texts that are gone through in all, within these limits: many texts settle in fewer passes."""
+"""Passes × texts aimed for, within _PASSES: with many texts fewer passes converge."""
+
+
 _ENOUGH = 1e-4
-"""The part of what the first pass changed at which there is no more to be done."""
+"""Stop when a pass changes less than this share of the first one."""
+
+
+def topics_of(spool: Spool, width: int, topics: int, seed: int, scratch: Path) -> Floats:
+    """Return H [topics, width] for the rows of the spool, from a start drawn by the seed."""
+    random = np.random.RandomState(seed)
+    scale = np.sqrt(spool.total / (spool.rows * width) / topics)
+    h: Floats = np.abs(scale * random.standard_normal((topics, width))).T.copy()
+    w = np.memmap(scratch / "texts", np.float64, "w+", shape=(spool.rows, topics))
+    for low in range(0, spool.rows, _FACTORS_BATCH):
+        part = w[low : low + _FACTORS_BATCH]
+        part[:] = np.abs(scale * random.standard_normal(part.shape))
+    first = 0.0
+    with one_thread():
+        for at in range(min(max(_TEXTS // spool.rows, _PASSES[0]), _PASSES[-1])):
+            change = _pass(spool, w, h)
+            first = first if at else change
+            if change <= _ENOUGH * first:
+                break
+    return h.T
+
+
+def _pass(spool: Spool, w: Any, h: Floats) -> float:
+    """Improve W, then H ([width, topics] here), once; return the size of the change."""
+    change = 0.0
+    seen, own = np.zeros_like(h), np.zeros((h.shape[1], h.shape[1]))
+    terms = h.T @ h
+    for rows, counts in spool.batches():
+        mine = np.array(w[rows])
+        change += _nearer(mine, terms, counts @ h)
+        seen += counts.T @ mine
+        own += mine.T @ mine
+        w[rows] = mine
+    return change + _nearer(h, own, seen)
+
+
+def _nearer(rows: Floats, square: Floats, seen: Floats) -> float:
+    """Minimize over one topic's column at a time, at least zero; return the size of the change."""
+    change = 0.0
+    for topic in range(rows.shape[1]):
+        slope = rows @ square[:, topic] - seen[:, topic]
+        column = rows[:, topic]
+        change += float(np.abs(np.where(column == 0, np.minimum(slope, 0), slope)).sum())
+        if square[topic, topic]:
+            rows[:, topic] = np.maximum(column - slope / square[topic, topic], 0)
+    return change
 
 
 class Spool:
-    """Rows of counts in files: `add` in order, then `batches` as often as wanted."""
+    """A sparse matrix of counts on disk: `add` rows in order, then read `batches` repeatedly."""
 
     def __init__(self, folder: Path, width: int) -> None:
         self._width = width
@@ -391,7 +452,7 @@ class Spool:
         return len(self._offsets) - 1
 
     def add(self, rows: Any) -> None:
-        """A csr matrix."""
+        """Append the rows of a CSR matrix."""
         self._files[0].write(rows.indices.astype(np.int32).tobytes())
         self._files[1].write(rows.data.astype(np.float32).tobytes())
         ends = rows.indptr[1:].astype(np.int64) - rows.indptr[0] + self._offsets[-1]
@@ -402,7 +463,7 @@ class Spool:
         self._open.close()
 
     def batches(self) -> Iterator[tuple[slice, Any]]:
-        """Which rows, and these."""
+        """Yield ranges of rows, and the rows as CSR matrices."""
         from scipy.sparse import csr_matrix
 
         for low in range(0, self.rows, _FACTORS_BATCH):
@@ -421,48 +482,3 @@ class Spool:
 
 
 _PARTS = {"indices": np.dtype(np.int32), "values": np.dtype(np.float32)}
-
-
-def topics_of(spool: Spool, width: int, topics: int, seed: int, scratch: Path) -> FactorFloats:
-    """H [topics, width] of the rows, from a start that the seed says."""
-    random = np.random.RandomState(seed)
-    scale = np.sqrt(spool.total / (spool.rows * width) / topics)
-    h: FactorFloats = np.abs(scale * random.standard_normal((topics, width))).T.copy()
-    w = np.memmap(scratch / "texts", np.float64, "w+", shape=(spool.rows, topics))
-    for low in range(0, spool.rows, _FACTORS_BATCH):
-        part = w[low : low + _FACTORS_BATCH]
-        part[:] = np.abs(scale * random.standard_normal(part.shape))
-    first = 0.0
-    with one_thread():
-        for at in range(min(max(_TEXTS // spool.rows, _PASSES[0]), _PASSES[-1])):
-            change = _pass(spool, w, h)
-            first = first if at else change
-            if change <= _ENOUGH * first:
-                break
-    return h.T
-
-
-def _pass(spool: Spool, w: Any, h: FactorFloats) -> float:
-    """Bring W nearer, then H, which is [width, topics] here; how much there was to change."""
-    change = 0.0
-    seen, own = np.zeros_like(h), np.zeros((h.shape[1], h.shape[1]))
-    terms = h.T @ h
-    for rows, counts in spool.batches():
-        mine = np.array(w[rows])
-        change += _nearer(mine, terms, counts @ h)
-        seen += counts.T @ mine
-        own += mine.T @ mine
-        w[rows] = mine
-    return change + _nearer(h, own, seen)
-
-
-def _nearer(rows: FactorFloats, square: FactorFloats, seen: FactorFloats) -> float:
-    """Each topic's column in turn to where it is best while the others stay; none below zero."""
-    change = 0.0
-    for topic in range(rows.shape[1]):
-        slope = rows @ square[:, topic] - seen[:, topic]
-        column = rows[:, topic]
-        change += float(np.abs(np.where(column == 0, np.minimum(slope, 0), slope)).sum())
-        if square[topic, topic]:
-            rows[:, topic] = np.maximum(column - slope / square[topic, topic], 0)
-    return change
