@@ -1,4 +1,4 @@
-"""Texts as dense vectors: word vectors trained here (word2vec), or a transformer's sentence vectors.
+"""Texts as dense vectors: word2vec trained here, or the sentence vectors of a transformer.
 
 Word2vec (Mikolov et al. 2013): `Word2Vec` is the feature; `Corpus` keeps the token ids of all texts
 on disk; `train_vectors` trains with negative sampling. Torch runs on one thread, so that sums are

@@ -1,7 +1,7 @@
 """Features that turn texts into token ids or sparse rows.
 
 `Text` cuts one column into tokens; `Chosen` adds a vocabulary. Kinds: `tokens` (ids for textcnn and
-gpt), `bag`, `one_hot_text`, `tfidf` (sparse rows by vocabulary), `hashed_text` (sparse rows by hash).
+gpt), `bag`, `one_hot_text` and `tfidf` (sparse rows by vocabulary), `hashed_text` (by hash).
 """
 
 from __future__ import annotations
