@@ -115,8 +115,10 @@ class _Cells:
 
 
 _CELLS = 1 << 12
+"""About how many cells there are; more only if there are more classes."""
 _MOST_BINS = 1 << 8
 _SAMPLE = 1 << 16
+"""About how many lengths the bounds of the bins are computed from."""
 
 
 def _kinds(part: Part) -> Keys:

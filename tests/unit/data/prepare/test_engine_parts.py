@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare import load_recipe, recipe_from, write
+from echelon.data.prepare import load_recipe, recipe_from
+from echelon.data.prepare.column_layout import Lengths, arrow, formed, joined, layout, part, seen
 from echelon.data.prepare.outline import Outline, segments
 from echelon.data.prepare.steps import Ragged, Sparse, rows, take
 from echelon.data.prepare.workdir import load, pack, save, unpack
 from echelon.data.prepare.workers import Task, WorkerError, Workers
-from echelon.data.prepare.write import arrow, formed, joined, part, seen
 from echelon.data.shards.layout import arrow_schema
 
 OFFSETS = np.array([0, 2, 2, 5, 6])
@@ -71,9 +71,7 @@ def test_a_file_is_laid_out_as_arrow_would() -> None:
         stream.write_batch(batch)
     whole = sink.getvalue().to_pybytes()
     entries = {"tokens": 6, "bag": 6, "text": 6}
-    plan = write.layout(
-        schema, {field.name: write.Lengths(4, entries.get(field.name, 0)) for field in schema}
-    )
+    plan = layout(schema, {field.name: Lengths(4, entries.get(field.name, 0)) for field in schema})
     assert plan.size == len(whole)
     assert all(whole[at : at + len(text)] == text for at, text in plan.frame)
     at = plan.parts["image"][0]
