@@ -22,7 +22,7 @@ from echelon.core.files import fsync, sha256_file, write_atomic
 from echelon.data.formats.blocks import DAMAGED
 from echelon.data.formats.records import Source
 from echelon.data.prepare import workdir
-from echelon.data.prepare.encoders import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
+from echelon.data.prepare.encoders import FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
 from echelon.data.prepare.engine import Engine
 from echelon.data.prepare.passes import Work
 from echelon.data.prepare.ranking import SPLITS
@@ -30,7 +30,7 @@ from echelon.data.prepare.workdir import FILE as UNREAD
 from echelon.data.prepare.workdir import READ, Desk, added, unpack
 from echelon.data.prepare.write import OUT, name_of
 from echelon.data.prepare.write import STAGE as SCATTER
-from echelon.data.shards.layout import MANIFEST, Field, Manifest, ShardEntry, sealed
+from echelon.data.shards.layout import MANIFEST, PREPARED, Field, Manifest, ShardEntry, sealed
 from echelon.data.shards.statistics import Statistics
 
 
@@ -60,7 +60,9 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
             "digest": digest,
         }
     )
-    write_atomic(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1) + "\n", durable=True)
+    write_atomic(
+        out / PREPARED, json.dumps(facts, ensure_ascii=False, indent=1) + "\n", durable=True
+    )
     fsync(out)
     return facts
 
@@ -77,7 +79,7 @@ def check_place(folder: Path, digest: str, *, overwrite: bool) -> bool:
     if not any(folder.iterdir()):
         return False
     try:
-        known = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        known = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
         same = known.get("digest") == digest
     except FileNotFoundError:
         raise DataError(f"{folder}: holds other files; prepare into a folder of its own") from None

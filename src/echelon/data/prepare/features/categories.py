@@ -17,8 +17,17 @@ from echelon.core.errors import DataError
 from echelon.core.hashing import key, words
 from echelon.data.hashing import hashes, joined
 from echelon.data.prepare.features.numbers import named
-from echelon.data.prepare.outline import is_text
-from echelon.data.prepare.steps import MADE, Columns, Feature, Ragged, Sparse, Values, gaps, mask
+from echelon.data.prepare.steps import (
+    MADE,
+    Columns,
+    Feature,
+    Ragged,
+    Sparse,
+    Values,
+    gaps,
+    is_text,
+    mask,
+)
 from echelon.data.prepare.workdir import Learnt
 
 # --- categories ---
