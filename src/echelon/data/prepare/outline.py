@@ -25,11 +25,6 @@ from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.steps import WEIGHT, Feature, Step, gaps, is_text
 from echelon.data.shards.encode import check_stored
 
-# --- outline ---
-# A recipe held against the columns there are: what depends on what, and whether it all fits.
-
-T = TypeVar("T")
-
 
 class Outline:
     """The columns and dependencies of a recipe. The constructor refuses what cannot be done."""
@@ -152,6 +147,9 @@ class Outline:
         return parents
 
 
+T = TypeVar("T")
+
+
 def _at(path: KeyPath, check: Callable[[], T]) -> T:
     """Run a check; attach the place in the recipe to the error it raises."""
     try:
@@ -162,15 +160,7 @@ def _at(path: KeyPath, check: Callable[[], T]) -> T:
         raise ConfigError(str(error), path) from None
 
 
-# --- lacking ---
-# Steps and features for records that lack columns: nobody knows the label of what is predicted.
-
-
-# --- segments ---
-# Cleaning steps in the stretches that can be done in one go.
-#
-# A step that has to look at all records first, and one that compares them with each other, ends a
-# stretch: those after it wait until everybody is through.
+# Segments: the cleaning steps that run in one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +194,7 @@ def segments(steps: Sequence[Step]) -> list[Segment]:
             found.append(Segment(len(found), start, at, looks=at))
             start = at
         elif compares(step):
-            # The comparison is the step: nothing of it runs in the next segment.
+            # If no step follows, this is the last segment: the plan leaves out the duplicates.
             last = at + 1 == len(steps)
             found.append(Segment(len(found), start, at, compares=at, last=last))
             start = at + 1
@@ -238,8 +228,8 @@ def comparing(step: Step) -> Comparing:
     return step
 
 
-# --- keys ---
-# What a plan has to know of each record: a few bytes for its class, group, time and length.
+# Keys: what the plan has to know of each record
+
 
 SPLIT, CLASS, LENGTH = "split", "class", "length"
 
@@ -293,6 +283,15 @@ def keys(
     return found
 
 
+def is_key(kind: pa.DataType) -> bool:
+    """Return whether values of this type can be hashed; lists and structs cannot."""
+    try:
+        _words(pa.array([], kind))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 def _words(column: Any) -> NDArray[np.uint64]:
     """Return a 64-bit hash per value, the same for equal values in all blocks."""
     coded = column.dictionary_encode()
@@ -308,15 +307,6 @@ def _words(column: Any) -> NDArray[np.uint64]:
 def _bytes(values: Any) -> Any:
     raw = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
     return (values if raw else values.cast(pa.large_utf8())).cast(pa.large_binary())
-
-
-def is_key(kind: pa.DataType) -> bool:
-    """Return whether values of this type can be hashed; lists and structs cannot."""
-    try:
-        _words(pa.array([], kind))
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
 
 
 def _times(name: str, column: Any) -> NDArray[Any]:

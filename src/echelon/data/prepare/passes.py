@@ -141,7 +141,7 @@ def clean_block(
         members = [name for name, _ in block.members]
         rows = Rows(block.file, parsed.batch, parsed.lines, members, block.record, outs)
         read = parsed.batch.num_rows + sum(bad.records for bad in parsed.bad)
-        bad = next(workdir.first(outs), "")
+        bad = workdir.first(outs)
     else:
         rows = left(work, segment.number, number)
     for at in range(segment.start, segment.stop):

@@ -79,7 +79,7 @@ def encode_block(work: Work, number: int) -> Any:
     compared = len(rows.outs)
     plan = unpack(work.desk.path("plan", number, "plan").read_bytes())
     kept, columns = _encoded(work, rows, plan)
-    bad = next(workdir.first(rows.outs[compared:]), "")
+    bad = workdir.first(rows.outs[compared:])
     desk = work.desk
     write_atomic(desk.path(STAGE, number, "jsonl"), workdir.text_of(rows.outs))
     pairs = [formed(name, *pair) for name, pair in columns.items()]
