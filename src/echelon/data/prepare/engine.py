@@ -126,17 +126,20 @@ class Engine:
             self.desk.remove(self.work.segments[segment.number - 1].stage, "arrow")
 
     def _reading(self, coming: Iterator[Block]) -> Iterator[Task]:
+        """Yield the tasks of the first segment, which parses the blocks that it is given."""
         for block in coming:
             message = {"do": "clean", "segment": 0, "number": block.number, "split": block.split}
             told = f"{block.file}, from record {block.record}"
             yield Task(told, message | {"block": block_to(block)}, block.data or b"")
 
     def _cleaning(self, segment: Segment) -> Iterator[Task]:
+        """Yield the tasks of a later segment, which loads what the one before left."""
         for number, facts in enumerate(self._cleaned(0)):
             message = {"do": "clean", "segment": segment.number, "number": number, "block": None}
             yield Task(f"cleaning {facts['file']}", message | {"split": facts["split"]})
 
     def _learn_step(self, segment: Segment, results: list[Facts]) -> None:
+        """Let the step after the segment learn. Its first look was part of the segment's pass."""
         at = segment.looks
         assert at is not None
         step = self.work.steps[at]
@@ -162,6 +165,7 @@ class Engine:
             self.desk.remember(stage, True)
 
     def _cleaned(self, segment: int) -> list[Facts]:
+        """Return the results of a segment that is complete, one per block."""
         found: list[Facts] | None = self.desk.recall(self.work.segments[segment].stage)
         assert found is not None, "cleaned before"
         return found
@@ -203,6 +207,10 @@ class Engine:
             self._look(active)
 
     def _look(self, active: list[tuple[int, int]]) -> None:
+        """Run one pass for these features, pairs (feature, look), and merge what it found.
+
+        The first feature merges while the pass runs; the others read the same pass's files after.
+        """
         stage = "look-" + "-".join(f"{at}.{passed}" for at, passed in active)
         plan = self.desk.recall("plan")
         assert plan is not None, "planned before"
@@ -229,6 +237,7 @@ class Engine:
         self.desk.remove(self.work.segments[-1].stage, "arrow")
 
     def _one_schema(self) -> Schema:
+        """Return the schema of the shards; raise DataError if blocks disagree on it."""
         found: Schema | None = None
         for facts in self.desk.recall(SCATTER) or ():
             here = tuple(Field.from_json(plain) for plain in facts["schema"])
@@ -241,6 +250,7 @@ class Engine:
         return found
 
     def _shards(self) -> None:
+        """Write the shards: a pass per split, shown as one in the progress."""
         pieces = self._pieces()
         total, done = sum(len(shards) for shards in pieces.values()), 0
         self._watch.began("write shards", total)

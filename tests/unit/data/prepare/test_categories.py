@@ -1,4 +1,4 @@
-"""Categories: one-hot, hashed, crossed, joined."""
+"""Features of categories: classes, one_hot, hashed, cross; and join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New records on their way to a model: cleaned and encoded as those it was trained on."""
+"""New records, cleaned and encoded as the training data was."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEW = {"text": ["word 1", "word 1"], "age": [1.0, 2.0], "label": ["odd", "even"]
 
 
 def prepared(folder: Path, **more: Any) -> Prepared:
-    """Of texts, numbers and labels; what is not said of the recipe is plain."""
+    """Prepare texts, numbers and labels by a plain recipe with these settings."""
     path = folder / "raw.jsonl"
     rows = [
         {"text": f"word {at}", "age": float(at), "label": ("even", "odd")[at % 2]}

@@ -1,4 +1,4 @@
-"""Preparing data as a whole: what goes in, what comes out, and what becomes of the rest."""
+"""Preparing data end to end: what is written, what is quarantined, what is refused."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROWS = 600
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks and stretches of a shard, from little data."""
+    """Make several blocks, and several windows of a shard, from little data."""
     monkeypatch.setattr(engine, "SIZE", 4096)
     monkeypatch.setattr(shard, "WINDOW", 2048)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Labels, numbers and words; one record in four is of the rare class."""
+    """Write labels, numbers and words; one record in four is of the rare class."""
     rng = np.random.default_rng(0)
     path = tmp_path / "raw.csv"
     lines = ["id,label,age,text"]
@@ -56,7 +56,7 @@ def recipe(path: Path, **more: Any) -> dict[str, Any]:
 
 
 def records(done: Prepared, split: str) -> dict[str, Any]:
-    """All columns of a split that a source can give."""
+    """Return all columns of a split that a source can give."""
     source = ShardSource(done.path(split))
     return dict(source.gather(torch.arange(len(source))))
 

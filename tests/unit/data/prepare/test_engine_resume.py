@@ -1,4 +1,4 @@
-"""Work that was ended, anywhere: begun again it ends as if nothing had happened."""
+"""Interrupted preparations: started again, they end with the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = 120
 
 
 class Ending:
-    """Watches, and ends the work after so many steps of it."""
+    """A watch that ends the work after so many steps."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -45,7 +45,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def values(tmp_path: Path) -> dict[str, Any]:
-    """Every kind of pass: a step that looks, one that compares, features that follow another."""
+    """A recipe with every kind of pass: a look, a comparison, and dependent features."""
     path = tmp_path / "raw.csv"
     rows = [f"{at % 3},{at % 7 if at % 5 else ''},{at * 7919 % 90}" for at in range(LINES)]
     path.write_text("label,age,n\n" + "\n".join(rows) + "\nbad\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Images: decoded, brought to one size, and what normalises them."""
+"""The feature `image`: decoding, resizing and normalizing."""
 
 from __future__ import annotations
 

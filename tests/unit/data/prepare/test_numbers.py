@@ -1,4 +1,4 @@
-"""Numbers: scaled, brought into a range, put into bins."""
+"""Features of numbers: standardise, min_max and bins, and their quantile sketches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fewer columns: principal components, truncated SVD, and those that say most."""
+"""Fewer columns: principal components, truncated SVD, selection, and sparse rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is for training, who for validation, who for the test."""
+"""Dividing records among train, valid and test: ratio, stratified, group, time."""
 
 from __future__ import annotations
 

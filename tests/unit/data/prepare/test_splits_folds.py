@@ -1,4 +1,4 @@
-"""Cross-validation: folds that are the test in turn."""
+"""Cross-validation: dividing records among folds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dividing import divide, fold
 
 
 def in_test(found: list[Any]) -> Any:
-    """Per fold and record, whether it is for the test."""
+    """Return, per fold and record, whether it is in the test."""
     return np.stack([one == TEST for one in found])
 
 

@@ -1,4 +1,4 @@
-"""Categories by what is to be predicted, without telling a record its own label."""
+"""Target encoding, without leaking the label of a train record into its own encoding."""
 
 from __future__ import annotations
 
