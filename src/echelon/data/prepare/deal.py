@@ -1,7 +1,7 @@
 """Shard, place, copies and weight of every record, given its split.
 
-    Deal     deals records out to shards like cards, sorted by class and length, so that all shards
-             of a split are alike
+    Deal     deals records out to shards like cards, sorted by class and length, so that every shard
+             has the same mixture
     Mixing   shuffles each shard: place dealt → place written. It needs only the sizes, so workers
              apply it while they encode
     Weights, Copies   balance the classes of train, by a weight or by writing records repeatedly
@@ -89,7 +89,7 @@ class Deal:
 
 
 class Dealt(NamedTuple):
-    """For each record its shard, numbered within its split, and its place in that shard."""
+    """The shard of each record, numbered within its split, and the place in that shard."""
 
     shard: NDArray[np.int32]
     place: Numbers
@@ -214,11 +214,11 @@ class Weights:
 
 
 class Copies:
-    """How often each record is written so that all classes of train have equally many entries.
+    """The number of copies of each record that gives all classes of train equally many entries.
 
     A class with a third of the records of the largest one has each of them written three times.
-    If the ratio is not whole, some of its records, drawn by `seed`, are written once more than the
-    others. None is written more than `at_most` times; records of valid and test are written once.
+    If the ratio is not whole, some of its records, drawn by `seed`, are written once more. None is
+    written more than `at_most` times; records of valid and test are written once.
     """
 
     def __init__(self, classes: Table, seed: int, at_most: int | None = None) -> None:

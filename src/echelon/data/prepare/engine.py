@@ -26,7 +26,8 @@ parent takes their results in block order. So the output depends on recipe, inpu
 
 Each pass has a folder of its name in the work folder (workdir.py). A task writes its files there
 and its small result, `NUMBER.json`, last; a complete pass is noted in `PASS.json`, what was learnt
-in `learnt/`. A preparation that is started again skips what is complete, whatever ended it.
+in `learnt/`. A preparation that was interrupted at any point skips what is complete when it is
+started again.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Engine:
     def _look(self, active: list[tuple[int, int]]) -> None:
         """Run one pass for these features, pairs (feature, look), and merge what it found.
 
-        The first feature merges while the pass runs; the others read the same pass's files after.
+        The first feature merges while the pass runs; the next ones read the files of that pass.
         """
         stage = "look-" + "-".join(f"{at}.{passed}" for at, passed in active)
         plan = self.desk.recall("plan")

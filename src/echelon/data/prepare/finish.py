@@ -3,7 +3,7 @@
     out/
       prepared.json              what was done: recipe, inputs, counts of records, checksums
       train/, valid/, test/      shards (written before) and their manifest with statistics
-      learnt/clean-N, feature-N  what steps and features need to treat new records alike
+      learnt/clean-N, feature-N  what steps and features need to encode new records
       quarantine.jsonl           records that were taken out, with file, line and reason
       noted.jsonl                flagged records, if there are any
 

@@ -1,4 +1,4 @@
-"""What a worker does with one block in each pass over blocks, up to the features' looks.
+"""The work on one block in each pass before encoding: parse, clean, and let features learn.
 
     clean_block   parse the block (first segment) or load what the previous segment left; run the
                   segment's steps; write records, quarantine, and the numbers that the parent merges
@@ -45,7 +45,7 @@ LEARNT_FROM = (None, "train")
 
 
 class Work:
-    """What every task needs: the recipe, the work folder, and what was learnt so far.
+    """The context of every task: the recipe, the work folder, and what was learnt so far.
 
     Each process builds its own from the engine's `setting`.
     """

@@ -315,9 +315,3 @@ def _is_single(values: Values) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim == 1
     return not _is_vector(values.type)  # type: ignore[union-attr]
-
-
-# --- rows ---
-# Rows of a matrix, dense or sparse, whatever columns they come from.
-# --- figures ---
-# Count, mean and squared deviations of groups of records, merged without loss of digits.
