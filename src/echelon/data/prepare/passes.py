@@ -151,7 +151,7 @@ def clean_block(
     _partials(work, segment, number, rows.batch, split)
     size = rows.batch.nbytes
     if segment.last:
-        rows.batch = _numbered(rows.batch, work.outline.categories)
+        rows.batch = _dictionary_encoded(rows.batch, work.outline.categories)
     save(desk.path(segment.stage, number, "arrow"), rows)
     write_atomic(desk.path(segment.stage, number, "jsonl"), workdir.text_of(rows.outs))
     write_atomic(desk.path(segment.stage, number, "noted"), workdir.text_of(rows.noted))
@@ -170,6 +170,7 @@ def clean_block(
 
 
 def _step(work: Work, at: int, rows: Rows) -> None:
+    """Run a cleaning step on a block; record what it dropped, flagged and counted."""
     step = work.steps[at]
     name = f"clean.{at} {step.kind}"
     done = step.clean(rows.batch, work.learnt_of("clean", at))
@@ -195,7 +196,7 @@ def _partials(
         write_atomic(desk.path(segment.stage, number, "keys"), pack(found))
 
 
-def _numbered(batch: pa.RecordBatch, categories: set[str]) -> pa.RecordBatch:
+def _dictionary_encoded(batch: pa.RecordBatch, categories: set[str]) -> pa.RecordBatch:
     """Dictionary-encode the text columns that serve as categories, once for all later passes."""
     columns = [
         column.dictionary_encode() if name in categories else column
@@ -247,6 +248,7 @@ def left(work: Work, segment: int, number: int) -> Rows:
 
 
 def columns_of(batch: pa.RecordBatch, wanted: set[str] | None = None) -> dict[str, Any]:
+    """Return the columns of a batch by name, all or those wanted."""
     names = [name for name in batch.schema.names if wanted is None or name in wanted]
     return {name: batch.column(name) for name in names}
 

@@ -66,7 +66,9 @@ def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned])
     size = sum(block.bytes for block in blocks)
     rows = max(1, records.count * _SHARD_BYTES // max(1, size))
     entries = _Entries(recipe, records, rows)
-    _write(desk, entries.plans())
+    desk.stage(STAGE)
+    for number, plan in enumerate(entries.plans()):
+        write_atomic(desk.path(STAGE, number, "plan"), pack(plan))
     train = [int(np.sum(split == TRAIN)) for split in records.splits]
     return {
         "records": dict(zip(SPLITS, counts, strict=True)),
@@ -104,23 +106,20 @@ class _Records:
         ]
 
     def divide(self, recipe: Recipe) -> list[int]:
-        """Give a split to the records that have none; return the records of each split."""
+        """Give a split to the records that have none; return the number of records of each."""
         split = recipe.split
         if split is None:
             self.splits = [np.maximum(codes, TRAIN) for codes in self.splits]
-            return self._counts()
+            return _counted(self.splits)
         if split.folds is not None and split.fold is not None:
             self._give(folding(split.by, split.folds, split.fold, recipe.seed, self.parts))
         if any((codes == FREE).any() for codes in self.splits):
             self._give(division(split.by, split.shares, recipe.seed, self.parts))
-            check_shares(split.by, split.shares, self._counts())
-        return self._counts()
+            check_shares(split.by, split.shares, _counted(self.splits))
+        return _counted(self.splits)
 
     def _give(self, splits: Division) -> None:
         self.splits = [splits.next(part) for part in self.parts()]
-
-    def _counts(self) -> list[int]:
-        return _counted(self.splits)
 
     def parts(self) -> Iterator[Part]:
         """Yield split and keys of the records of each block."""
@@ -186,16 +185,11 @@ class _Entries:
 
 
 def _counted(splits: Iterable[Codes]) -> list[int]:
+    """Return the number of records of each split."""
     counts = np.zeros(len(SPLITS), np.int64)
     for codes in splits:
         counts += np.bincount(codes, minlength=len(SPLITS))
     return [int(count) for count in counts]
-
-
-def _write(desk: Desk, plans: Iterator[dict[str, Any]]) -> None:
-    desk.stage(STAGE)
-    for number, plan in enumerate(plans):
-        write_atomic(desk.path(STAGE, number, "plan"), pack(plan))
 
 
 # Dividing records among train, valid and test

@@ -4,8 +4,8 @@
                    rows of the block, its rows in the order of their places there
     write_shard    the pieces of all blocks ─▶ out/SPLIT/shard-NUMBER.arrow
 
-Every piece is sorted by place. So a window of the shard, places [low, high), is a contiguous
-stretch of every piece:
+Every piece is sorted by place (places of refused records stay empty). So a window of the shard,
+places [low, high), is a contiguous stretch of every piece:
 
     shard      places   0 ─────────── low ────────── high ─────────
     piece of block 0          0 3 7  |  11 12   |   20 …             map these stretches, put their
@@ -155,6 +155,7 @@ def _gaps(keep: tuple[str, ...], columns: Columns) -> list[tuple[int, str]]:
 
 
 def _with_gaps_within(column: Any) -> list[int]:
+    """Return the rows with a list in which a value is missing."""
     kind = column.type
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return []
@@ -270,11 +271,12 @@ class _Sizes:
             self.bytes += batch.nbytes
             self.places = max(self.places, batch.column(PLACE)[-1].as_py() + 1)
             for field in schema:
-                entries[field.name] += _shard_entries(field, batch.column(field.name))
+                entries[field.name] += _entry_count(field, batch.column(field.name))
         self.lengths = {name: Lengths(self.rows, count) for name, count in entries.items()}
 
 
-def _shard_entries(field: Field, column: Any) -> int:
+def _entry_count(field: Field, column: Any) -> int:
+    """Return the bytes of text, or numbers in rows of different lengths, that a column holds."""
     if field.kind == "dense":
         return 0
     offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1)
@@ -311,6 +313,7 @@ def _windows(
 
 
 def _opened(desk: Desk, piece: Piece) -> Any:
+    """Return the record batch of a piece, mapped into memory."""
     block, number, _ = piece
     with pa.memory_map(str(desk.path(STAGE, block, "arrow"))) as source:
         return pa.ipc.open_file(source).get_batch(number)
@@ -351,6 +354,7 @@ class _Filling:
         yield np.frombuffer(text, np.uint8)[offsets[0] : offsets[-1]] if text else empty
 
     def _shifted(self, name: str, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ends of a window's rows, counted from the start of the column."""
         ends = offsets[1:] + self._entries[name]
         self._entries[name] += int(offsets[-1])
         return ends
