@@ -26,10 +26,8 @@ from echelon.data.prepare.steps import Array, Ragged, Sparse, Values
 from echelon.data.shards.encode import encode_arrow
 from echelon.data.shards.layout import DTYPES, Field, Schema, arrow_schema, unsupported
 
-Formed = tuple[Field, Values]
 
-
-def formed(name: str, values: Values, metadata: Any = None) -> Formed:
+def formed(name: str, values: Values, metadata: Any = None) -> tuple[Field, Values]:
     """Return the field of a column and its values in stored form: numpy memory, or Arrow's text."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -57,6 +55,7 @@ def _dtype(name: str, values: Array) -> str:
 
 
 def _within(name: str, values: Sparse) -> None:
+    """Raise DataError if an index is outside of the width."""
     if len(values.indices) and not 0 <= values.indices.min() <= values.indices.max() < values.width:
         raise DataError(
             f"column {name!r}: indices run from {values.indices.min()} to {values.indices.max()}, "
@@ -156,8 +155,9 @@ def part(values: Values, start: int, stop: int) -> Values:
 def layout(schema: Schema, lengths: dict[str, Lengths]) -> Layout:
     """Return the layout of the file that holds these columns as one record batch.
 
-    Arrow writes a batch of the given lengths over memory that is never touched (so the kernel
-    provides none) to a file that only notes what would be written where.
+    Arrow writes a batch of the given lengths to a file that only notes what would be written where.
+    The batch lies over memory that is never touched, but for the last offsets, so the kernel
+    provides almost none.
     """
     memory = _Memory()
     try:
@@ -190,6 +190,7 @@ class Layout(NamedTuple):
 
 
 def _phantom(memory: _Memory, field: Field, lengths: Lengths) -> Any:
+    """Return an Arrow column of these lengths over untouched memory."""
     rows, entries = lengths
     if field.kind == "dense":
         count = int(np.prod(field.shape))
@@ -200,7 +201,7 @@ def _phantom(memory: _Memory, field: Field, lengths: Lengths) -> Any:
             field.arrow_type(), pa.FixedSizeListArray.from_arrays(flat, count)
         )
     offsets = memory.span(field.name, rows + 1, np.int64)
-    offsets[-1] = entries  # how much of the numbers is written depends on it
+    offsets[-1] = entries  # Arrow writes only so many of the values
     if field.kind == "string":
         text = pa.py_buffer(memory.span(field.name, entries, np.uint8))
         return pa.LargeStringArray.from_buffers(rows, pa.py_buffer(offsets), text)
@@ -214,13 +215,14 @@ def _phantom(memory: _Memory, field: Field, lengths: Lengths) -> Any:
 
 
 class _Memory:
-    """Spans of address space, mapped but never touched, numbered in the order of creation."""
+    """Spans of address space, mapped but not touched, numbered in the order of creation."""
 
     def __init__(self) -> None:
         self._maps: list[Any] = []
         self.addresses: dict[int, int] = {}
         """Address → number of the span."""
         self.parts: dict[str, list[int]] = {}
+        """Column → its spans, in the order of the buffers."""
 
     def span(self, name: str, count: int, dtype: Any) -> Any:
         size = max(1, count * np.dtype(dtype).itemsize)

@@ -134,7 +134,7 @@ CROSSED = [
 
 
 @pytest.mark.parametrize("given", [{}, {"text": ["word 1"]}, {"label": ["odd"]}])
-def test_what_is_made_of_an_absent_label_is_absent_too(
+def test_columns_made_of_an_absent_label_are_absent_too(
     tmp_path: Path, given: dict[str, Any]
 ) -> None:
     encoded = prepared(tmp_path, features=CROSSED).encode({"age": [1.0], **given})
@@ -163,7 +163,7 @@ def test_an_indicator_of_an_absent_column_is_absent_too(tmp_path: Path) -> None:
         ({"features": [{"kind": "join", "from": ["age"], "to": "_a"}, *CROSSED]}, "'age'"),
     ],
 )
-def test_records_that_lack_what_the_recipe_reads_are_refused(
+def test_records_that_lack_columns_of_the_recipe_are_refused(
     tmp_path: Path, more: dict[str, Any], lacking: str
 ) -> None:
     said = rf"they lack {lacking} \(their columns: years, label\)"

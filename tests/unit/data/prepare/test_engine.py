@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare import Prepared, engine, open_prepared, prepare
-from echelon.data.prepare import write as shard
+from echelon.data.prepare import Prepared, engine, open_prepared, prepare, write
 from echelon.data.prepare.workers import Unwatched
 from echelon.data.shards import ShardSource, verify_shards
 
@@ -28,7 +27,7 @@ ROWS = 600
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks, and several windows of a shard, from little data."""
     monkeypatch.setattr(engine, "SIZE", 4096)
-    monkeypatch.setattr(shard, "WINDOW", 2048)
+    monkeypatch.setattr(write, "WINDOW", 2048)
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_how_a_shard_is_gathered_does_not_show(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(recipe(table), workers=1)
-    monkeypatch.setattr(shard, "WINDOW", 1 << 20)
+    monkeypatch.setattr(write, "WINDOW", 1 << 20)
     prepare(recipe(table, write={"folder": "whole", "shards": 3}), workers=1)
     one, other = (files(Path(folder)) for folder in ("prepared", "whole"))
     shards = [name for name in one if name.endswith(".arrow")]
@@ -303,7 +302,7 @@ def test_nothing_to_prepare_is_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_became_of_all_records_is_said(
+def test_an_empty_result_reports_what_became_of_all_records(
     tmp_path: Path, content: str, more: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "some.csv"
@@ -312,7 +311,7 @@ def test_what_became_of_all_records_is_said(
         prepare(recipe(path, **({"split": None, "keep": ["n"]} | more)), workers=1)
 
 
-def test_what_became_of_all_images_is_said(tmp_path: Path) -> None:
+def test_an_empty_result_reports_what_became_of_all_images(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         (tmp_path / "pets" / name / "one.png").write_bytes(b"none")

@@ -31,7 +31,9 @@ def sent(learnt: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("through", [kept_in_files, sent])
-def test_what_was_learnt_comes_back(through: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_learnt_values_survive_files_and_messages(
+    through: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
     found = through(LEARNT)
     assert found.keys() == LEARNT.keys()
     np.testing.assert_array_equal(found["mean"], LEARNT["mean"])
@@ -40,7 +42,7 @@ def test_what_was_learnt_comes_back(through: Callable[[dict[str, Any]], dict[str
     assert found["plain"] == LEARNT["plain"]
 
 
-def test_what_was_learnt_must_be_whole() -> None:
+def test_torn_files_of_learnt_values_are_refused() -> None:
     save(Path("kept"), LEARNT)
     Path("kept/learnt.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="kept: what was learnt cannot be read"):
