@@ -237,6 +237,7 @@ def _reach(address: str) -> None:
 
 
 _REACH_SECONDS = 10.0
+"""For a connection to the address of a cluster."""
 
 
 @contextmanager
@@ -272,7 +273,9 @@ def _own(workers: int) -> Iterator[None]:
 
 
 _END_SECONDS = 10.0
+"""For the processes of Ray to end by themselves, before they are killed."""
 _STORE_MIN, _STORE_EACH = 256 << 20, 128 << 20
+"""Bytes of Ray's object store: a base, and a share per worker."""
 
 
 # Ray's side effects on this process, undone

@@ -88,6 +88,7 @@ class Stream:
 
 
 _ENTER_SECONDS = 60.0
+"""For the feed to answer a worker that registers, or the end of the stream."""
 _AT_ONCE = 2
 """Tasks per worker: the current one and the next."""
 
@@ -102,6 +103,7 @@ def _context() -> DataContext:
 
 
 def cores() -> int:
+    """Return the number of cores of the cluster."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 

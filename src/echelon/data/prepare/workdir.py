@@ -72,6 +72,7 @@ class Desk:
         return _read(self.root / f"{name}.json")
 
     def clear(self, *stages: str) -> None:
+        """Delete whole stages."""
         for stage in stages:
             shutil.rmtree(self.root / stage, ignore_errors=True)
 
@@ -124,6 +125,7 @@ class Claim:
         return False
 
     def close(self, *, remove: bool) -> None:
+        """Release the folder; `remove` deletes it first."""
         if remove:
             shutil.rmtree(self.desk.root, ignore_errors=True)
         os.close(self._handle)

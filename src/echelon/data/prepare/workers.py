@@ -104,7 +104,7 @@ class Workers:
     def map(self, tasks: Iterable[Task]) -> Iterator[Any]:
         waiting = iter(tasks)
         ahead: deque[Task] = deque()
-        results: dict[int, Any] = {}
+        results: dict[int, Any] = {}  # of later tasks than the next one to yield
         given = taken = 0
         while True:
             for hand in self._hands:
@@ -114,7 +114,7 @@ class Workers:
             while taken in results:
                 yield results.pop(taken)
                 taken += 1
-            if all(hand.at is None for hand in self._hands):
+            if all(hand.at is None for hand in self._hands):  # there was no task to give
                 if not ahead and (task := next(waiting, None)) is None:
                     return
                 if not ahead and task is not None:
