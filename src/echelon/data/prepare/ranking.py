@@ -31,7 +31,9 @@ Codes: TypeAlias = NDArray[np.int8]
 Numbers: TypeAlias = NDArray[np.int64]
 SPLITS = ("train", "valid", "test")
 TRAIN, TEST = 0, 2
+"""Indices into SPLITS."""
 FREE = -1
+"""Stands for the split of a record that is yet to be divided."""
 
 
 class Part(NamedTuple):
