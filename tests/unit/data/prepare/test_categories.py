@@ -1,4 +1,4 @@
-"""Features of categories: classes, one_hot, hashed, cross; and join."""
+"""Features of categories: one_hot, hashed and cross; and join."""
 
 from __future__ import annotations
 
