@@ -25,10 +25,9 @@ from echelon.core.types import Sparse as SparseColumn
 from echelon.data.formats.records import OPTIONS
 from echelon.data.opening.frame import Frame, Usual
 from echelon.data.opening.load import PREPARED_KIND, Splits, is_prepared, open_origin
-from echelon.data.prepare.encoders import Encoders, Prepared, open_prepared
-from echelon.data.prepare.outline import refuse_lacking
+from echelon.data.prepare.column_layout import formed
+from echelon.data.prepare.encoders import Encoders, Prepared, open_prepared, refuse_lacking
 from echelon.data.prepare.steps import Ragged, Sparse, Values
-from echelon.data.prepare.write import formed
 from echelon.data.shards import Field, ShardSource
 from echelon.data.shards.layout import length_name
 from echelon.data.sources import ColumnSource

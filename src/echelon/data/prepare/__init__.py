@@ -1,9 +1,18 @@
-"""`prepare()`.
+"""`prepare()`: from raw files to shards, as a recipe says.
 
-From raw files to shards: read, clean, split, make features, write.
+    recipe file ─▶ recipe.py     the settings, checked
+    inputs      ─▶ engine.py     all passes in order (drawn there), in a hidden work folder
+                     workers.py    worker processes; on_ray.py: the same on a Ray cluster
+                     passes.py     what a worker does with a block: parse, clean, learn
+                     splits.py     the plan: split, shard and place of every record
+                     write.py      features ─▶ shards
+                     finish.py     manifests, what was learnt, quarantine
+    folder      ─▶ encoders.py   `Prepared`: open the result, encode new records
 
-Nothing is imported before it is used: a worker sets itself up before numpy is there, and no part
-needs torch.
+Cleaning steps are in clean/, features in features/ and text/; steps.py is their interface.
+
+Importing this package imports nothing else of it: a worker process limits its threads before numpy
+is imported. No part needs torch.
 """
 
 from __future__ import annotations
@@ -27,22 +36,12 @@ if TYPE_CHECKING:
     from echelon.data.prepare.recipe import Recipe, RecipeFile, load_recipe, recipe_from
     from echelon.data.prepare.workers import Pool, Watch
 
+
 __all__ = ["Prepared", "Recipe", "load_recipe", "open_prepared", "prepare", "recipe_from"]
-
-
-# --- prepare ---
-
 __getattr__ = lazily(
     __name__,
     {"encoders": ("Prepared", "open_prepared"), "recipe": ("Recipe", "load_recipe", "recipe_from")},
 )
-
-
-# --- preparing ---
-# `prepare`: a recipe → a folder of shards.
-
-Hire: TypeAlias = "Callable[[Mapping[str, Any], Sequence[Source]], Pool]"
-"""Whoever does the work, given what they have to know and what is read."""
 
 
 def prepare(
@@ -53,14 +52,15 @@ def prepare(
     overwrite: bool = False,
     watch: Watch | None = None,
 ) -> Prepared:
-    """Prepare data as a recipe says: one folder of shards per split, and what describes them.
+    """Prepare data as a recipe says: a folder with shards of each split and their description.
 
-    `workers` is the number of processes, by default that of cores; what is written does not depend
-    on it. One that was ended, however, is gone on with by calling it again.
+    `workers` is the number of processes, by default one per core; the output does not depend on it.
+    If a preparation is interrupted, call it again: it resumes. A folder that holds this very data
+    already is only opened, and one with other prepared data is refused, unless `overwrite` is set.
 
-    `on` a Ray cluster, of machines that share a file system: "ray" is the one this machine belongs
-    to, "ray:HOST:PORT" another, "ray:local" is started for it. `workers` are then by default as
-    many as the cluster has cores.
+    `on` selects a Ray cluster whose machines share a file system: "ray" for the one this machine
+    belongs to, "ray:HOST:PORT" for another, "ray:local" to start one here. The default of `workers`
+    is then the number of cores of the cluster.
     """
     from echelon.data.formats.remote import forget
     from echelon.data.prepare.workers import Unwatched
@@ -108,7 +108,7 @@ def _prepared(recipe: Recipe, hire: Hire, overwrite: bool, watch: Watch) -> Prep
     digest = _digest(recipe, read)
     desk = folder.with_name(f".{folder.name}.work")
     if check_place(folder, digest, overwrite=overwrite):
-        if desk.exists():  # ended when all but this was done
+        if desk.exists():  # a preparation ended after the rename, before it could remove this
             Claim(desk, digest).close(remove=True)
         return open_prepared(folder)
     claim = Claim(desk, digest)
@@ -123,11 +123,27 @@ def _prepared(recipe: Recipe, hire: Hire, overwrite: bool, watch: Watch) -> Prep
         replace_folder(claim.desk.root / OUT, folder)
         done = True
         return Prepared(folder, facts)
-    except UserError:  # with another recipe or other inputs all is to be done anew
+    except UserError:  # its remedy changes the recipe or the inputs, so nothing here can be reused
         done = True
         raise
     finally:
         claim.close(remove=done)
+
+
+def _digest(recipe: Recipe, read: Sequence[Source]) -> str:
+    """Return a digest of everything the output depends on; the output folder does not count."""
+    from echelon.data.prepare.encoders import VERSION
+
+    values = recipe.values()
+    values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
+    files = [[one.file, one.format, one.size, one.stamp, one.split] for one in read]
+    beside = [stamp for feature in recipe.made() if (stamp := feature.stamp())]
+    plain = json.dumps([VERSION, values, files, *beside], sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+Hire: TypeAlias = "Callable[[Mapping[str, Any], Sequence[Source]], Pool]"
+"""Starts the workers, given the engine's `setting` and the inputs."""
 
 
 def _here(workers: int, setting: Mapping[str, Any], _read: Sequence[Source]) -> Pool:
@@ -147,15 +163,3 @@ def _on_ray(on: str, workers: int | None) -> Hire:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _digest(recipe: Recipe, read: Sequence[Source]) -> str:
-    """What the result depends on: where it goes to is no part of it."""
-    from echelon.data.prepare.encoders import VERSION
-
-    values = recipe.values()
-    values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
-    files = [[one.file, one.format, one.size, one.stamp, one.split] for one in read]
-    beside = [stamp for feature in recipe.made() if (stamp := feature.stamp())]
-    plain = json.dumps([VERSION, values, files, *beside], sort_keys=True)
-    return hashlib.sha256(plain.encode()).hexdigest()

@@ -1,9 +1,13 @@
-"""Balanced shards, shuffling, class balance.
+"""Shard, place, copies and weight of every record, given its split.
 
-Which split, which shard and which place a record gets, how often it is written, what it weighs.
+    Deal     deals records out to shards like cards, sorted by class and length, so that every shard
+             has the same mixture
+    Mixing   shuffles each shard: place dealt → place written. It needs only the sizes, so workers
+             apply it while they encode
+    Weights, Copies   balance the classes of train, by a weight or by writing records repeatedly
 
-A few bytes per record go by, several times, and nothing is kept of them but counts: what it takes
-does not grow with the records. The same records and seed give the same result.
+The keys of all records stream past, several times, and only counts are kept, so memory does not
+grow with the records. The same records and seed give the same result.
 """
 
 from __future__ import annotations
@@ -31,26 +35,17 @@ from echelon.data.prepare.ranking import (
     chunks,
 )
 
-# --- deal ---
-# Which shard and which place in it a record gets: every shard is a small likeness of its split.
-
 _DEAL_TAG = 0xDEA1
-_CELLS = 1 << 12
-_MOST_BINS = 1 << 8
-_SAMPLE = 1 << 16
-
-
-class Dealt(NamedTuple):
-    """For each record its shard, numbered within its split, and its place among that shard's."""
-
-    shard: NDArray[np.int32]
-    place: Numbers
+"""Distinguishes these random numbers from others of the same seed."""
 
 
 def shard_counts(
     sizes: Sequence[int], shards: int | None = None, rows: int | None = None
 ) -> list[int]:
-    """How many shards each split gets: `shards`, or as many as hold `rows` each; none is empty."""
+    """Return the number of shards of each split: `shards`, or as many as `rows` per shard take.
+
+    No shard is empty.
+    """
     assert (shards is None) != (rows is None), "say how many shards, or how many rows in each"
     if shards is not None:
         return [min(shards, size) for size in sizes]
@@ -59,18 +54,18 @@ def shard_counts(
 
 
 class Deal:
-    """Deals each split's records out to its shards like cards, sorted by class and then length.
+    """Deals each split's records out to its shards like cards, sorted by class and then by length.
 
-    So shards of a split differ by at most one record, and by at most one record in each class.
-    Lengths rise through one class and fall through the next: what the last shard is ahead in one
-    it is behind in the other, and sums of lengths stay alike. Records alike in both are mixed
-    first, by `seed`; how all records of a shard are mixed in the end, `Mixing` says.
+    Shards of a split differ by at most one record, in total and in each class. Lengths rise through
+    one class and fall through the next: the last shard is ahead in one and behind in the other, so
+    sums of lengths stay close. Records of equal class and length are shuffled before, by `seed`.
+    The order within a shard is not final; see `Mixing`.
     """
 
     def __init__(
         self, sizes: Sequence[int], shards: Sequence[int], seed: int, parts: Parts
     ) -> None:
-        """`sizes` are the records of each split, `shards` its shards; all parts have a split."""
+        """`sizes` and `shards`: records and shards of each split. No record may be FREE."""
         for size, count in zip(sizes, shards, strict=True):
             if size and not 1 <= count <= size:
                 raise DataError(f"{size} records cannot be dealt out to {count} shards")
@@ -78,7 +73,7 @@ class Deal:
         filled = np.zeros(self._cells.count, np.int64)
         for part in parts():
             filled += np.bincount(self._cells.of(part), minlength=self._cells.count)
-        # A split's cells are one after the other: its cards are numbered from 0.
+        # A split's cells are consecutive; its cards are numbered from 0.
         before = np.cumsum(sizes) - sizes
         self._first = filled.cumsum() - filled
         self._first -= np.repeat(before, self._cells.count // len(shards))
@@ -86,15 +81,22 @@ class Deal:
         self._hands = np.maximum(np.array(shards), 1)
 
     def next(self, part: Part) -> Dealt:
-        """Of the records after those that have been asked for already."""
+        """Deal the next records; parts must come in order."""
         cells = self._cells.of(part)
         cards = self._first[cells] + self._dealing.next(cells)
         hands = self._hands[part.split]
         return Dealt((cards % hands).astype(np.int32), cards // hands)
 
 
+class Dealt(NamedTuple):
+    """The shard of each record, numbered within its split, and the place in that shard."""
+
+    shard: NDArray[np.int32]
+    place: Numbers
+
+
 class _Cells:
-    """One number per record for split, class and length, in the order they are dealt in."""
+    """Numbers the combinations of split, class and length bin in the order of dealing."""
 
     def __init__(self, sizes: Sequence[int], parts: Parts) -> None:
         self._table = Table.of(_kinds(part) for part in parts())
@@ -112,26 +114,33 @@ class _Cells:
         return cells * self._bins + np.where(cells % 2, self._bins - 1 - size, size)
 
 
+_CELLS = 1 << 12
+"""About how many cells there are; more only if there are more classes."""
+_MOST_BINS = 1 << 8
+_SAMPLE = 1 << 16
+"""About how many lengths the bounds of the bins are computed from."""
+
+
 def _kinds(part: Part) -> Keys:
     return np.zeros(len(part.split), np.int8) if part.kind is None else part.kind
 
 
 def _sample(parts: Parts, count: int) -> Keys:
-    """Lengths of records at fixed places."""
+    """Return the lengths of evenly spaced records."""
     step = max(1, count // _SAMPLE)
     found: list[Keys] = []
     passed = 0
     for part in parts():
         if part.length is not None:
-            found.append(part.length[-passed % step :: step].copy())  # not a view of it all
+            found.append(part.length[-passed % step :: step].copy())  # a view would keep the part
         passed += len(part.split)
     return np.concatenate(found) if found else np.empty(0)
 
 
 def _bounds(sample: Keys, bins: int) -> Keys:
-    """Lengths that cut the records into parts of about equal sums.
+    """Return lengths that cut the records into bins of about equal sums of lengths.
 
-    So there are most bounds where records are long: there a difference counts.
+    Bins are narrow where records are long, because there a difference matters most.
     """
     if not len(sample):
         return sample
@@ -141,16 +150,13 @@ def _bounds(sample: Keys, bins: int) -> Keys:
     return np.unique(sample[at])
 
 
-# --- mix ---
-# All records of a shard are mixed in the end: whoever writes them can find out where each goes.
-
-_MIX_TAG = 0xDEA1
+# The final order within a shard
 
 
 class Mixing:
-    """Cards lie in their hand as they were dealt, sorted by class: here every hand is mixed.
+    """Shuffles every shard; `Deal` leaves its records sorted by class.
 
-    `sizes` are the records of each split, `shards` its shards.
+    `sizes` and `shards` are the records and shards of each split.
     """
 
     def __init__(self, sizes: Sequence[int], shards: Sequence[int], seed: int) -> None:
@@ -159,7 +165,7 @@ class Mixing:
         self._orders = list(_orders(sizes, hands.tolist(), seed))
 
     def places(self, split: Codes, shard: NDArray[np.int32], place: Numbers) -> Numbers:
-        """Where in their shards they are written."""
+        """Return the final places in their shards of records that were dealt."""
         out = np.empty_like(place)
         for chunk in chunks(len(place)):
             hands = self._hand_of[split[chunk]] + shard[chunk]
@@ -175,28 +181,25 @@ class Mixing:
 
 
 def _orders(sizes: Sequence[int], hands: Sequence[int], seed: int) -> Iterator[Order | None]:
-    """How each hand is mixed; one without cards is not."""
+    """Yield the permutation of each shard; None for one without records."""
     for split, (size, count) in enumerate(zip(sizes, hands, strict=True)):
         for number in range(count):
             cards = (size - number + count - 1) // count
-            yield Order(key(_MIX_TAG, seed, split), number, cards) if cards else None
+            yield Order(key(_DEAL_TAG, seed, split), number, cards) if cards else None
 
 
-# --- balance ---
-# Rare classes count as much as frequent ones: by weight, or by being written several times.
-
-_BALANCE_TAG = 0xBA1A
+# Class balance, by weight or by copies
 
 
 def train_classes(parts: Parts) -> Table:
-    """The classes of train."""
+    """Return the classes of the train records, with their sizes."""
     return Table.of(part.train_kinds() for part in parts())
 
 
 class Weights:
-    """Records ÷ (classes · records of the class), over train: its mean there is 1.
+    """Weights records ÷ (classes · records of the class), counted over train; their mean is 1.
 
-    Outside of train every record weighs 1: a model is judged on what there is.
+    In valid and test every record weighs 1, because a model is judged on the data as they are.
     """
 
     def __init__(self, classes: Table) -> None:
@@ -211,11 +214,11 @@ class Weights:
 
 
 class Copies:
-    """How often each record is written, so that all classes of train have as many records.
+    """The number of copies of each record that gives all classes of train equally many entries.
 
-    A class with a third of the largest one's records gets each of them three times. Where that
-    does not divide, some of its records, drawn by `seed`, are taken once more than the others.
-    None is taken more than `at_most` times. Outside of train each is written once.
+    A class with a third of the records of the largest one has each of them written three times.
+    If the ratio is not whole, some of its records, drawn by `seed`, are written once more. None is
+    written more than `at_most` times; records of valid and test are written once.
     """
 
     def __init__(self, classes: Table, seed: int, at_most: int | None = None) -> None:
@@ -226,9 +229,12 @@ class Copies:
         self._ranks = Ranks(classes.sizes, seed, _BALANCE_TAG)
 
     def next(self, part: Part) -> NDArray[np.int32]:
-        """Of the records after those that have been asked for already."""
+        """Return the number of copies of the next records; parts must come in order."""
         kinds = self._classes.numbers(part.train_kinds())
         repeated = self._times[kinds] + (self._ranks.next(kinds) < self._more[kinds])
         out = np.ones(len(part.split), np.int32)
         out[part.split == TRAIN] = np.minimum(repeated, self._at_most or repeated)
         return out
+
+
+_BALANCE_TAG = 0xBA1A

@@ -1,13 +1,33 @@
-"""The passes in order, resumable.
+"""The engine: all passes of a recipe in order, resumable after a crash.
 
-Preparing data, from the first byte read to the last rename.
+    pass            one task per     a worker runs          then the parent
+    ─────────────────────────────────────────────────────────────────────────────────────────────
+    clean-0         block read       passes.clean_block     a step that must see all records ends
+      │                                                     the segment: the parent merges what the
+      │                                                     blocks observed (Step.learn) …
+    clean-0-look-1  block            passes.look_clean      … after further looks, if it needs any;
+      │                                                     or it lists duplicates in clean-0-drop
+    clean-1 …       block            passes.clean_block     likewise, up to the last segment
+      │
+    plan            (parent only)                           splits.make_plan: split, shard and
+      │                                                     position of every record
+    look-0.0-2.0 …  block with       passes.look_block      merges what the blocks observed
+      │             train records                           (Feature.learn); independent features
+      │                                                     share a pass
+    scatter         block            write.encode_block     checks that all blocks agree on a schema
+      │
+    shards-train …  shard            write.write_shard
+      │
+    finish          (parent only)                           finish.finish: manifests, quarantine,
+                                                            prepared.json; then a rename
 
-    blocks ── clean ──┬─ compare ─ clean …       each arrow: a map over all blocks, in any number
-                      plan                       of processes, its results taken in block order
-    look ─ learn ─ look … ── encode ── shards ── finish
+A pass over blocks is an ordered map (workers.py): any number of processes run its tasks, the
+parent takes their results in block order. So the output depends on recipe, inputs and seed alone.
 
-Every result lies on the desk when it is done. So a run that was ended, however, is gone on with by
-starting it again; what it writes does not depend on who did what, or how often.
+Each pass has a folder of its name in the work folder (workdir.py). A task writes its files there
+and its small result, `NUMBER.json`, last; a complete pass is noted in `PASS.json`, what was learnt
+in `learnt/`. A preparation that was interrupted at any point skips what is complete when it is
+started again.
 """
 
 from __future__ import annotations
@@ -15,8 +35,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, islice
-from pathlib import Path
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -28,7 +47,7 @@ from echelon.core.files import write_atomic
 from echelon.core.process import give_back_freed_memory
 from echelon.data.formats import blocks, infer, parse, refuse_others
 from echelon.data.formats.records import SIZE, Block
-from echelon.data.prepare import workdir as learnt_files
+from echelon.data.prepare import workdir
 from echelon.data.prepare.outline import Segment, comparing
 from echelon.data.prepare.passes import LEARNT_FROM, SCHEMA, Work, block_to, loaded
 from echelon.data.prepare.ranking import SPLITS
@@ -39,13 +58,14 @@ from echelon.data.prepare.workers import Pool, Task, Watch
 from echelon.data.prepare.write import STAGE as SCATTER
 from echelon.data.shards.layout import Field, Schema, same_schema
 
-# --- engine ---
-
 Facts = dict[str, Any]
 
 
 class Engine:
-    """One recipe on its way; `setting` is what each worker is given."""
+    """Runs the passes of one recipe in one work folder.
+
+    `setting` is what every worker receives: plain values from which it builds its own `Work`.
+    """
 
     def __init__(self, recipe: Recipe, desk: Desk, watch: Watch) -> None:
         self.recipe = recipe
@@ -55,13 +75,17 @@ class Engine:
         self.work = Work(self.setting)
 
     def blocks(self) -> Generator[Block, None, None]:
-        """What there is to read, as it comes."""
+        """Yield the blocks of all inputs, cut while they are consumed."""
         yield from blocks(self.recipe.read, SIZE)
 
     def fit(self, coming: Iterator[Block]) -> Iterator[Block]:
-        """Find out what columns there are, and whether the recipe fits; then all blocks again."""
+        """Infer the columns from the first blocks and check the recipe against them.
+
+        Return all blocks, those that were inspected first. Raise DataError if no block has a
+        readable record.
+        """
         if (self.desk.root / SCHEMA).exists():
-            _ = self.work.outline
+            _ = self.work.outline  # building the outline checks the recipe
             return coming
         seen: list[Block] = []
         for block in coming:
@@ -75,7 +99,7 @@ class Engine:
         raise nothing_read(seen)
 
     def run(self, pool: Pool, coming: Iterator[Block]) -> None:
-        """All passes; what comes of them is on the desk."""
+        """Run all passes up to the shards; their results are in the work folder."""
         self._pool = pool
         for segment in self.work.segments:
             self._clean(segment, coming)
@@ -89,6 +113,7 @@ class Engine:
     # ── cleaning ──────────────────────────────────────────────────────────────────────────────
 
     def _clean(self, segment: Segment, coming: Iterator[Block]) -> None:
+        """Run one segment over all blocks, then what the step at its end needs of all records."""
         first = segment.number == 0
         tasks = self._reading(coming) if first else self._cleaning(segment)
         results = self._stage(segment.stage, "read" if first else "clean", tasks)
@@ -102,17 +127,20 @@ class Engine:
             self.desk.remove(self.work.segments[segment.number - 1].stage, "arrow")
 
     def _reading(self, coming: Iterator[Block]) -> Iterator[Task]:
+        """Yield the tasks of the first segment, which parses the blocks that it is given."""
         for block in coming:
             message = {"do": "clean", "segment": 0, "number": block.number, "split": block.split}
             told = f"{block.file}, from record {block.record}"
             yield Task(told, message | {"block": block_to(block)}, block.data or b"")
 
     def _cleaning(self, segment: Segment) -> Iterator[Task]:
+        """Yield the tasks of a later segment, which loads what the one before left."""
         for number, facts in enumerate(self._cleaned(0)):
             message = {"do": "clean", "segment": segment.number, "number": number, "block": None}
             yield Task(f"cleaning {facts['file']}", message | {"split": facts["split"]})
 
     def _learn_step(self, segment: Segment, results: list[Facts]) -> None:
+        """Let the step after the segment learn. Its first look was part of the segment's pass."""
         at = segment.looks
         assert at is not None
         step = self.work.steps[at]
@@ -138,6 +166,7 @@ class Engine:
             self.desk.remember(stage, True)
 
     def _cleaned(self, segment: int) -> list[Facts]:
+        """Return the results of a segment that is complete, one per block."""
         found: list[Facts] | None = self.desk.recall(self.work.segments[segment].stage)
         assert found is not None, "cleaned before"
         return found
@@ -161,7 +190,10 @@ class Engine:
     # ── features ──────────────────────────────────────────────────────────────────────────────
 
     def _learn(self) -> None:
-        """Passes of features over train, as many at once as do not wait for one another."""
+        """Let the features learn from train; those that do not depend on one another share a pass.
+
+        A feature waits for its ancestors, because it observes the columns that they encode.
+        """
         features, outline = self.work.features, self.work.outline
         while True:
             passed = [self._passed("feature", at) for at in range(len(features))]
@@ -176,6 +208,10 @@ class Engine:
             self._look(active)
 
     def _look(self, active: list[tuple[int, int]]) -> None:
+        """Run one pass for these features, pairs (feature, look), and merge what it found.
+
+        The first feature merges while the pass runs; the next ones read the files of that pass.
+        """
         stage = "look-" + "-".join(f"{at}.{passed}" for at, passed in active)
         plan = self.desk.recall("plan")
         assert plan is not None, "planned before"
@@ -202,6 +238,7 @@ class Engine:
         self.desk.remove(self.work.segments[-1].stage, "arrow")
 
     def _one_schema(self) -> Schema:
+        """Return the schema of the shards; raise DataError if blocks disagree on it."""
         found: Schema | None = None
         for facts in self.desk.recall(SCATTER) or ():
             here = tuple(Field.from_json(plain) for plain in facts["schema"])
@@ -214,6 +251,7 @@ class Engine:
         return found
 
     def _shards(self) -> None:
+        """Write the shards: a pass per split, shown as one in the progress."""
         pieces = self._pieces()
         total, done = sum(len(shards) for shards in pieces.values()), 0
         self._watch.began("write shards", total)
@@ -229,7 +267,7 @@ class Engine:
             done += len(shards)
 
     def _pieces(self) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
-        """Split → shard → the batches that make it up."""
+        """Return split → shard → its pieces (block, batch in the block's file, rows)."""
         found: dict[str, dict[int, list[tuple[int, int, int]]]] = {name: {} for name in SPLITS}
         for number, facts in enumerate(self.desk.recall(SCATTER) or ()):
             for batch, (split, shard, rows) in enumerate(facts["pieces"]):
@@ -250,7 +288,7 @@ class Engine:
         total: int | None = None,
         done: int = 0,
     ) -> list[Facts]:
-        """All results of a map; known already if it was done before."""
+        """Return the results of a pass, in the order of its tasks; run it unless it is complete."""
         known: list[Facts] | None = self.desk.recall(stage)
         if known is None:
             known = list(self._run(stage, tasks, what, total, done))
@@ -265,6 +303,7 @@ class Engine:
         total: int | None,
         done: int = 0,
     ) -> Iterator[Facts]:
+        """Map the tasks over the pool. Tasks that were done before return their stored results."""
         self.desk.stage(stage)
         give_back_freed_memory()
         if what is not None:
@@ -280,32 +319,33 @@ class Engine:
     def _partials(
         self, stage: str, suffix: str, numbers: list[int], run: Iterator[Facts]
     ) -> Iterator[Learnt]:
-        """What blocks said, one after the other, as soon as they have."""
+        """Yield what each block's look found, in block order, each as soon as its task is done."""
         for number in numbers:
             next(run, None)
             yield unpack(self.desk.path(stage, number, suffix).read_bytes())
 
     def _passed(self, what: str, at: int) -> int:
+        """Return how many looks a step or feature has completed."""
         return self.desk.recall(f"learnt/{what}-{at}") or 0
 
     def _keep(
         self, what: str, at: int, passed: int, found: Learnt, partials: Iterator[Learnt]
     ) -> None:
-        for _ in partials:  # a kind need not have asked for all of them
+        for _ in partials:  # `learn` may stop early, but every task of the pass must be run
             pass
         name = f"{what}-{at}"
-        learnt_files.save(self.desk.stage("learnt") / f"{name}-{passed}", found)
+        workdir.save(self.desk.stage("learnt") / f"{name}-{passed}", found)
         self.desk.remember(f"learnt/{name}", passed)
 
 
-# --- compare ---
-# Records that repeat earlier ones, told by where those are.
-
-_OPEN = 32
+# Duplicates across blocks
 
 
 def drop_repeated(work: Work, segment: Segment, stage: str, sizes: Sequence[int]) -> None:
-    """Write for each block the rows that are too many, and why."""
+    """Write for each block which of its rows repeat an earlier record, and where that one is.
+
+    `sizes` are the rows of each block; records are numbered over all blocks.
+    """
     assert segment.compares is not None
     desk = work.desk
 
@@ -328,7 +368,7 @@ def drop_repeated(work: Work, segment: Segment, stage: str, sizes: Sequence[int]
 
 
 class _Places:
-    """File and line of a record, by its number."""
+    """Finds the file and line of a record by its number over all blocks."""
 
     def __init__(self, work: Work, segment: Segment, sizes: Sequence[int]) -> None:
         self._starts = np.array([0, *accumulate(sizes)], np.int64)
@@ -343,23 +383,15 @@ class _Places:
         return found
 
 
-# --- nothing ---
-# What to say when no record is left: what became of them, and of the first by file and line.
+_OPEN = 32
+"""Blocks that stay mapped: duplicates are often near one another."""
 
 
-def nothing_left(what: str, work: Work) -> DataError:
-    """Nothing is left for `what`: with how many records each step took out, and the first."""
-    counts = _counts(work)
-    told = f"no records are left {what}"
-    if counts:
-        steps = ", ".join(f"{step} {count:,}" for step, count in counts.items())
-        told += f": {sum(counts.values()):,} were taken out ({steps})"
-        told += "".join(f"; the first: {out}" for out in islice(_outs(work), 1))
-    return DataError(told)
+# Errors for a preparation without records
 
 
 def nothing_read(seen: Sequence[Block]) -> DataError:
-    """No block says what columns there are: with the first record that cannot be read."""
+    """Return the error for inputs without any readable record, with the first unreadable one."""
     whole = [block for block in seen if block.fault is None]
     told = next(filter(None, map(_unreadable, whole)), None)
     told = told or next((f"{b.file}: {b.fault}" for b in seen if b.fault), "the inputs are empty")
@@ -373,11 +405,23 @@ def _unreadable(block: Block) -> str | None:
     return f"none of the first {count:,} records can be read; the first: {bad[0]}" if bad else None
 
 
-def _stages(work: Work) -> list[str]:
-    return [*(segment.stage for segment in work.segments), SCATTER]
+def nothing_left(what: str, work: Work) -> DataError:
+    """Return the error for "no records are left `what`".
+
+    It says how many records each step took out, and quotes the first one.
+    """
+    counts = _counts(work)
+    told = f"no records are left {what}"
+    if counts:
+        steps = ", ".join(f"{step} {count:,}" for step, count in counts.items())
+        told += f": {sum(counts.values()):,} were taken out ({steps})"
+        if first := _first_out(work):
+            told += f"; the first: {first}"
+    return DataError(told)
 
 
 def _counts(work: Work) -> dict[str, int]:
+    """Return how many records each step took out, for the steps that took out any."""
     found: dict[str, int] = {}
     for stage in _stages(work):
         for facts in work.desk.recall(stage) or ():
@@ -385,17 +429,17 @@ def _counts(work: Work) -> dict[str, int]:
     return {step: count for step, count in found.items() if count}
 
 
-def _outs(work: Work) -> Iterator[str]:
-    """The first of each step of each block, in the order that the quarantine would have."""
+def _first_out(work: Work) -> str | None:
+    """Return place and reason of the first record of the quarantine."""
     for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
         for stage in _stages(work):
             path = work.desk.path(stage, number, "jsonl")
-            if path.exists():
-                yield from _first(path)
+            if path.exists() and path.stat().st_size:
+                with path.open("rb") as file:
+                    out = json.loads(file.readline())
+                return f"{out['file']}:{out['line']}: {out['reason']}"
+    return None
 
 
-def _first(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for line in islice(file, 1):
-            out = json.loads(line)
-            yield f"{out['file']}:{out['line']}: {out['reason']}"
+def _stages(work: Work) -> list[str]:
+    return [*(segment.stage for segment in work.segments), SCATTER]

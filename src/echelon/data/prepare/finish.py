@@ -1,4 +1,14 @@
-"""The last steps: manifests, what was learnt, what was taken out, and everything into place."""
+"""The last pass: write what describes the shards, so that `out/` can be renamed into place.
+
+    out/
+      prepared.json              what was done: recipe, inputs, counts of records, checksums
+      train/, valid/, test/      shards (written before) and their manifest with statistics
+      learnt/clean-N, feature-N  what steps and features need to encode new records
+      quarantine.jsonl           records that were taken out, with file, line and reason
+      noted.jsonl                flagged records, if there are any
+
+Every file is flushed to disk; prepared.json is written last. `prepare` renames the folder.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ from echelon.core.files import fsync, sha256_file, write_atomic
 from echelon.data.formats.blocks import DAMAGED
 from echelon.data.formats.records import Source
 from echelon.data.prepare import workdir
-from echelon.data.prepare.encoders import FILE, FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
+from echelon.data.prepare.encoders import FORMAT, LEARNT, NOTED, QUARANTINE, VERSION
 from echelon.data.prepare.engine import Engine
 from echelon.data.prepare.passes import Work
 from echelon.data.prepare.ranking import SPLITS
@@ -20,17 +30,17 @@ from echelon.data.prepare.workdir import FILE as UNREAD
 from echelon.data.prepare.workdir import READ, Desk, added, unpack
 from echelon.data.prepare.write import OUT, name_of
 from echelon.data.prepare.write import STAGE as SCATTER
-from echelon.data.shards.layout import MANIFEST, Field, Manifest, ShardEntry, sealed
+from echelon.data.shards.layout import MANIFEST, PREPARED, Field, Manifest, ShardEntry, sealed
 from echelon.data.shards.statistics import Statistics
 
 
 def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, Any]:
-    """Write what describes the shards; the facts are those of prepared.json."""
+    """Write everything beside the shards; return the content of prepared.json."""
     work, desk = engine.work, engine.desk
     out = desk.stage(OUT)
     splits = {name: _manifest(desk, name) for name in SPLITS if (out / name).is_dir()}
     checksums = {f"{name}/{MANIFEST}": sha256_file(out / name / MANIFEST) for name in splits}
-    for path in [*_told_apart(work, out), *_learnt(work, out)]:
+    for path in [*_quarantine(work, out), *_learnt(work, out)]:
         checksums[str(path.relative_to(out))] = sha256_file(path)
     facts = sealed(
         {
@@ -41,18 +51,50 @@ def finish(engine: Engine, sources: Sequence[Source], digest: str) -> dict[str, 
             "columns": {name: str(kind) for name, kind in work.outline.raw.items()},
             "counts": _counts(work),
             "damaged": _damaged(work),
-            "splits": {name: _told(manifest) for name, manifest in splits.items()},
+            "splits": {
+                name: {"rows": it.rows, "shards": len(it.shards), "bytes": it.bytes}
+                for name, it in splits.items()
+            },
             "learnt": sorted(path.name for path in (out / LEARNT).iterdir()),
             "checksums": checksums,
             "digest": digest,
         }
     )
-    write_atomic(out / FILE, json.dumps(facts, ensure_ascii=False, indent=1) + "\n", durable=True)
+    write_atomic(
+        out / PREPARED, json.dumps(facts, ensure_ascii=False, indent=1) + "\n", durable=True
+    )
     fsync(out)
     return facts
 
 
+def check_place(folder: Path, digest: str, *, overwrite: bool) -> bool:
+    """Return whether the folder already holds the data of this digest.
+
+    Raise DataError if it holds something else that must not be replaced.
+    """
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is a file; prepared data needs a folder")
+    if not any(folder.iterdir()):
+        return False
+    try:
+        known = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
+        same = known.get("digest") == digest
+    except FileNotFoundError:
+        raise DataError(f"{folder}: holds other files; prepare into a folder of its own") from None
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not same and not overwrite:
+        raise DataError(
+            f"{folder}: holds data of another recipe or of other inputs; "
+            f"say --overwrite (overwrite=True) to replace it"
+        )
+    return same and not overwrite
+
+
 def _manifest(desk: Desk, split: str) -> Manifest:
+    """Write the manifest of a split, with the merged statistics of its shards."""
     schema = tuple(Field.from_json(plain) for plain in desk.recall("fields") or ())
     statistics = Statistics(schema)
     entries = []
@@ -70,19 +112,19 @@ def _manifest(desk: Desk, split: str) -> Manifest:
     return manifest
 
 
-def _told_apart(work: Work, out: Path) -> list[Path]:
-    """What is not used, and what is worth a look if there is any."""
+def _quarantine(work: Work, out: Path) -> list[Path]:
+    """Write the quarantined records and, if there are any, the flagged ones; return the files."""
     stages = [segment.stage for segment in work.segments]
-    _gathered(work, out / NOTED, stages, "noted")
-    _gathered(work, out / QUARANTINE, [*stages, SCATTER], "jsonl")
+    _gather(work, out / NOTED, stages, "noted")
+    _gather(work, out / QUARANTINE, [*stages, SCATTER], "jsonl")
     if not (out / NOTED).stat().st_size:
         (out / NOTED).unlink()
         return [out / QUARANTINE]
     return [out / QUARANTINE, out / NOTED]
 
 
-def _gathered(work: Work, path: Path, stages: Sequence[str], suffix: str) -> None:
-    """Block by block, each in the order of the steps."""
+def _gather(work: Work, path: Path, stages: Sequence[str], suffix: str) -> None:
+    """Concatenate the files of all blocks, and of each block in the order of the stages."""
     with path.open("wb") as file:
         for number in range(len(work.desk.recall(work.segments[0].stage) or ())):
             for stage in stages:
@@ -91,7 +133,7 @@ def _gathered(work: Work, path: Path, stages: Sequence[str], suffix: str) -> Non
 
 
 def _learnt(work: Work, out: Path) -> list[Path]:
-    """What steps and features need to do the same to other records."""
+    """Write what steps and features have learnt; return the files."""
     (out / LEARNT).mkdir(exist_ok=True)
     for what, rows in (("clean", work.steps), ("feature", work.features)):
         for at in range(len(rows)):
@@ -105,7 +147,7 @@ def _learnt(work: Work, out: Path) -> list[Path]:
 
 
 def _recipe(work: Work) -> dict[str, Any]:
-    """As it was said, but for where the result is: a folder may be moved."""
+    """Return the recipe as written, without the output folder, because a folder may be moved."""
     values = work.recipe.values()
     values["write"] = {key: value for key, value in values["write"].items() if key != "folder"}
     return values
@@ -117,7 +159,7 @@ def _input(source: Source) -> dict[str, Any]:
 
 
 def _counts(work: Work) -> dict[str, Any]:
-    """What became of every record that was read."""
+    """Return what became of all records that were read."""
     out: dict[str, int] = {}
     done: dict[str, int] = {}
     noted: dict[str, int] = {}
@@ -144,10 +186,10 @@ def _counts(work: Work) -> dict[str, Any]:
 
 
 def _damaged(work: Work) -> list[dict[str, Any]]:
-    """Files that are empty or not whole, in their order, and how many records are doubtful.
+    """Return the files that are empty or damaged, in order, and how many records are doubtful.
 
-    A packed stream that is damaged is found to be so only at its end, or where it makes no sense
-    any more: what was read from it before may have been garbled.
+    Damage to a compressed stream shows only at its end, or where it cannot be decoded any more.
+    What was read before that may be garbled, so these records are counted as doubtful.
     """
     found: dict[str, dict[str, Any]] = {}
     before: dict[str, int] = {}
@@ -161,30 +203,3 @@ def _damaged(work: Work) -> list[dict[str, Any]]:
         if fault.startswith(DAMAGED) and before[file]:
             told |= {"reason": fault, "doubtful": before[file]}
     return list(found.values())
-
-
-def _told(manifest: Manifest) -> dict[str, int]:
-    return {"rows": manifest.rows, "shards": len(manifest.shards), "bytes": manifest.bytes}
-
-
-def check_place(folder: Path, digest: str, *, overwrite: bool) -> bool:
-    """Whether the folder holds this very data already; refuses to touch anything else."""
-    if not folder.exists():
-        return False
-    if not folder.is_dir():
-        raise DataError(f"{folder}: is a file; prepared data needs a folder")
-    if not any(folder.iterdir()):
-        return False
-    try:
-        known = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        same = known.get("digest") == digest
-    except FileNotFoundError:
-        raise DataError(f"{folder}: holds other files; prepare into a folder of its own") from None
-    except (OSError, ValueError, AttributeError):
-        same = False
-    if not same and not overwrite:
-        raise DataError(
-            f"{folder}: holds data of another recipe or of other inputs; "
-            f"say --overwrite (overwrite=True) to replace it"
-        )
-    return same and not overwrite

@@ -1,4 +1,10 @@
-"""A recipe held against the columns there are: dependencies, passes, key columns."""
+"""A recipe checked against the columns of its inputs, before any work is done.
+
+Outline    which columns there are after cleaning, which feature depends on which, and what
+           later passes need; refuses a recipe that does not fit
+segments   groups the cleaning steps into passes
+keys       the few bytes of each record that the plan needs: class, group, time, length
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +22,12 @@ from numpy.typing import NDArray
 
 from echelon.core.errors import ConfigError, DataError, KeyPath, unknown
 from echelon.data.prepare.recipe import Recipe
-from echelon.data.prepare.steps import WEIGHT, Feature, Step, gaps
-from echelon.data.prepare.workdir import Learnt
+from echelon.data.prepare.steps import WEIGHT, Feature, Step, gaps, is_text
 from echelon.data.shards.encode import check_stored
-
-# --- outline ---
-# A recipe held against the columns there are: what depends on what, and whether it all fits.
-
-T = TypeVar("T")
 
 
 class Outline:
-    """Made before any work is done; refuses what cannot be done."""
+    """The columns and dependencies of a recipe. The constructor refuses what cannot be done."""
 
     def __init__(
         self, recipe: Recipe, schema: pa.Schema, steps: Sequence[Step], features: Sequence[Feature]
@@ -38,30 +38,30 @@ class Outline:
         for at, step in enumerate(steps):
             names = _at(("clean", at), partial(step.check, names))
         self.raw = dict(names)
-        """Columns after cleaning."""
+        """Columns after cleaning, and their types."""
         self._check_columns()
         self._check_kept(schema)
         self.parents = self._dependencies(names)
-        """For each feature those whose columns it reads."""
+        """For each feature, the features whose columns it reads."""
         self.keys = key_columns(recipe, [one for one in features if one.sources[0] in self.raw])
         self.texts = {name for one in features if one.by_length for name in one.sources}
         self.texts |= set(recipe.keep)
-        """Columns whose texts make a record long, if they hold any."""
+        """Columns whose texts, if they hold any, count for the length of a record."""
         self.wanted = {name for one in features for name in one.reads()} | set(recipe.keep)
-        """Columns that anybody reads after cleaning, made or raw."""
+        """Columns, raw or made, that are read after cleaning."""
         self.categories = self._categories()
-        """Texts of which only matters which of them are the same."""
+        """Text columns that serve as categories only, so they can be dictionary-encoded."""
 
     @property
     def written(self) -> list[str]:
-        """The columns of shards that features make, in order."""
+        """The columns of shards that features make, in order; names with `_` are intermediate."""
         found: dict[str, None] = {}
         for made in self._made:
             found |= dict.fromkeys(name for name in made if not name.startswith("_"))
         return list(found)
 
     def ancestors(self, targets: set[int]) -> set[int]:
-        """The features that have to be encoded for these to see their columns."""
+        """Return the features that must be encoded before the targets, directly or indirectly."""
         found: set[int] = set()
         rest = list(targets)
         while rest:
@@ -84,7 +84,7 @@ class Outline:
             self._refuse_weight("keep", name, ("keep", at))
 
     def _check_kept(self, schema: pa.Schema) -> None:
-        """Columns that are kept go to shards as they are: what cannot lie there is refused now."""
+        """Refuse kept columns of types that shards cannot store."""
         for at, name in enumerate(self._recipe.keep):
             said = schema.field(name).metadata if name in schema.names else None
             try:
@@ -147,8 +147,11 @@ class Outline:
         return parents
 
 
+T = TypeVar("T")
+
+
 def _at(path: KeyPath, check: Callable[[], T]) -> T:
-    """A fault found by this check stands at this place of the recipe."""
+    """Run a check; attach the place in the recipe to the error it raises."""
     try:
         return check()
     except ConfigError as error:
@@ -157,99 +160,24 @@ def _at(path: KeyPath, check: Callable[[], T]) -> T:
         raise ConfigError(str(error), path) from None
 
 
-# --- lacking ---
-# Steps and features for records that lack columns: nobody knows the label of what is predicted.
-
-Steps = Sequence[tuple[Step, Learnt]]
-Features = Sequence[tuple[Feature, Learnt]]
-_TARGET = "y"
-"""What jobs take for their target, unless they say otherwise."""
-
-
-class Left(NamedTuple):
-    """What can be done without some columns."""
-
-    cleaning: Steps
-    features: Features
-    raw: set[str]
-    """The columns of the records that it is done with."""
-    gone: set[str]
-    """Those there will not be, of the records or made."""
-
-
-def left(cleaning: Steps, features: Features, without: Collection[str]) -> Left:
-    """What is made of a column that is gone is gone too, and so on to the last feature."""
-    gone, made, raw = {*without}, set[str](), set[str]()
-    steps = []
-    for step, known in cleaning:
-        some = step.apart_from(gone)
-        gone |= {new for new, old in step.adds().items() if old in gone}
-        if some is None or compares(step):  # a new record is none of the set that was compared
-            continue
-        raw |= {*some.reads()} - made
-        made |= {*some.adds()}
-        steps.append((some, known))
-    encoding = []
-    for feature, known in features:
-        if gone & {*feature.sources}:
-            gone.add(feature.name)
-            continue
-        raw |= {*feature.sources} - made
-        made.add(feature.name)
-        encoding.append((feature, known))
-    return Left(steps, encoding, raw, gone)
-
-
-def roots(column: str, cleaning: Steps, features: Features) -> set[str]:
-    """The columns of the records that this one is made of in the end."""
-    found = {column}
-    for feature, _ in reversed(features):
-        if feature.name in found:
-            found = (found - {feature.name}) | {*feature.sources}
-    for step, _ in reversed(cleaning):
-        found = {step.adds().get(name, name) for name in found}
-    return found
-
-
-def labels(cleaning: Steps, features: Features) -> set[str]:
-    """The columns of the records that targets alone are made of."""
-    found: dict[bool, set[str]] = {True: set(), False: set()}
-    for feature, _ in features:
-        if not feature.name.startswith("_"):
-            target = feature.kind == "classes" or feature.name == _TARGET
-            found[target] |= roots(feature.name, cleaning, features)
-    return found[True] - found[False]
-
-
-def refuse_lacking(needed: Collection[str], there: Iterable[str], where: str = "") -> None:
-    """One line for records that cannot be encoded, whatever they hold."""
-    names = list(there)
-    lacking = ", ".join(map(repr, sorted({*needed} - {*names})))
-    if lacking:
-        raise DataError(
-            f"{where}new records must have what the recipe reads: they lack {lacking} "
-            f"(their columns: {', '.join(names)})"
-        )
-
-
-# --- segments ---
-# Cleaning steps in the stretches that can be done in one go.
-#
-# A step that has to look at all records first, and one that compares them with each other, ends a
-# stretch: those after it wait until everybody is through.
+# Segments: the cleaning steps that run in one pass
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps [start, stop), and what is done at its end."""
+    """Cleaning steps [start, stop), and what happens at their end.
+
+    A step that must look at all records before it can clean, or compares them with one another,
+    ends a segment: the steps from there on wait until every block is through.
+    """
 
     number: int
     start: int
     stop: int
     looks: int | None = None
-    """The step after it that has to look first."""
+    """The step after the segment that must look at all records first."""
     compares: int | None = None
-    """The step after it that compares all records."""
+    """The step after the segment that compares all records."""
     last: bool = False
 
     @property
@@ -258,7 +186,7 @@ class Segment:
 
 
 def segments(steps: Sequence[Step]) -> list[Segment]:
-    """At least one, the last of which leaves what is split and encoded."""
+    """Return the segments, at least one. The last one leaves the records to split and encode."""
     found: list[Segment] = []
     start = 0
     for at, step in enumerate(steps):
@@ -266,7 +194,7 @@ def segments(steps: Sequence[Step]) -> list[Segment]:
             found.append(Segment(len(found), start, at, looks=at))
             start = at
         elif compares(step):
-            # What it drops need not be cleaned any more: with no steps left, that is all.
+            # If no step follows, this is the last segment: the plan leaves out the duplicates.
             last = at + 1 == len(steps)
             found.append(Segment(len(found), start, at, compares=at, last=last))
             start = at + 1
@@ -277,14 +205,17 @@ def segments(steps: Sequence[Step]) -> list[Segment]:
 
 @runtime_checkable
 class Comparing(Protocol):
-    """A step that compares all records with each other: some are too many."""
+    """A cleaning step that compares all records with one another to find duplicates."""
 
     def hashes(self, block: pa.RecordBatch) -> dict[str, Any]:
-        """In a worker: a few numbers per row to compare them by."""
+        """Return a few numbers per row to compare records by. Runs in a worker."""
         ...
 
     def duplicates(self, keys: Iterable[Mapping[str, Any]], scratch: Path) -> NDArray[np.int64]:
-        """In the parent: for each record −1, or the number of the earlier one it repeats."""
+        """Return for each record the number of the earlier one it repeats, or −1.
+
+        Runs in the parent; `keys` are the results of `hashes`, in block order.
+        """
         ...
 
 
@@ -297,14 +228,17 @@ def comparing(step: Step) -> Comparing:
     return step
 
 
-# --- keys ---
-# What a plan has to know of each record: a few bytes for its class, group, time and length.
+# Keys: what the plan has to know of each record
+
 
 SPLIT, CLASS, LENGTH = "split", "class", "length"
 
 
 def key_columns(recipe: Recipe, features: Sequence[Feature]) -> dict[str, str]:
-    """Which column says the key that records are split by, and which one their class."""
+    """Return the columns that hold the key to split by and the class, by SPLIT and CLASS.
+
+    The class is that of `balance`, else of a stratified split, else of the first `classes` feature.
+    """
     found: dict[str, str] = {}
     split, balance = recipe.split, recipe.balance
     if split is not None and split.column is not None:
@@ -320,14 +254,14 @@ def key_columns(recipe: Recipe, features: Sequence[Feature]) -> dict[str, str]:
 
 
 def required(recipe: Recipe) -> list[str]:
-    """Columns without which a record has no place."""
+    """Return the columns in which every record needs a value to be split and balanced."""
     split, balance = recipe.split, recipe.balance
     found = [split.column] if split is not None and split.column is not None else []
     return found + ([balance.column] if balance is not None else [])
 
 
 def without_key(block: pa.RecordBatch, names: Sequence[str]) -> list[tuple[int, str]]:
-    """Rows that have no value in a column that records are split or balanced by."""
+    """Return the rows without a value in one of these columns, and why they are taken out."""
     found: dict[int, str] = {}
     for name in names:
         for row in np.flatnonzero(gaps(block.column(name))).tolist():
@@ -338,7 +272,7 @@ def without_key(block: pa.RecordBatch, names: Sequence[str]) -> list[tuple[int, 
 def keys(
     block: pa.RecordBatch, columns: dict[str, str], by: str | None, texts: Collection[str]
 ) -> dict[str, Any]:
-    """A number per row for each key; `by` is how records are split, `texts` have a length."""
+    """Return each key as a number per row; `texts` are the columns whose lengths add up."""
     found: dict[str, Any] = {}
     for key, name in columns.items():
         timed = key == SPLIT and by == "time"
@@ -349,8 +283,17 @@ def keys(
     return found
 
 
+def is_key(kind: pa.DataType) -> bool:
+    """Return whether values of this type can be hashed; lists and structs cannot."""
+    try:
+        _words(pa.array([], kind))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 def _words(column: Any) -> NDArray[np.uint64]:
-    """A 64-bit word per value: equal ones for equal values, whatever their block."""
+    """Return a 64-bit hash per value, the same for equal values in all blocks."""
     coded = column.dictionary_encode()
     kinds = _bytes(coded.dictionary).to_pylist()
     table = np.zeros(len(kinds) + 1, np.uint64)
@@ -366,20 +309,8 @@ def _bytes(values: Any) -> Any:
     return (values if raw else values.cast(pa.large_utf8())).cast(pa.large_binary())
 
 
-def is_key(kind: pa.DataType) -> bool:
-    """Whether values of this type have a word: those of lists and structs have none."""
-    try:
-        _words(pa.array([], kind))
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _times(name: str, column: Any) -> NDArray[Any]:
+    """Return numbers in the order of the times."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
@@ -392,7 +323,7 @@ def _times(name: str, column: Any) -> NDArray[Any]:
 
 
 def _lengths(block: pa.RecordBatch, texts: Collection[str]) -> NDArray[np.int32] | None:
-    """How long the texts of a row are in all: shards are to get as much work each."""
+    """Return the total bytes of the texts of each row, by which the work of shards is balanced."""
     columns = [
         block.column(field.name)
         for field in block.schema

@@ -1,4 +1,15 @@
-"""Rank, count and select records without sorting them."""
+"""Counting, ranking and selecting records of a stream, without sorting or holding them.
+
+    Table       the different keys of all records, and how many records have each
+    Ranks       a random rank for each record among those of equal key
+    Dealing     the next free number for each record among those of its cell
+    smallest    the k-th smallest of very many numbers, exactly
+    apportion   how many records of each class each split gets
+
+Records come as parts: a few bytes of each, all that dividing them needs. All records together are
+`Parts`, a function that begins a new pass over them, so what is held grows with the keys, not with
+the records.
+"""
 
 from __future__ import annotations
 
@@ -14,72 +25,67 @@ from numpy.typing import NDArray
 from echelon.core.hashing import key, words
 from echelon.data.order import Order
 
-# --- part ---
-# Some records, one after the other: a few bytes of each, all that dividing them needs.
-
 Keys: TypeAlias = NDArray[Any]
-"""A number per record: a class, a group, a time, or a hash of one."""
+"""A number per record: a class, a group or a time, or a hash of it."""
 Codes: TypeAlias = NDArray[np.int8]
 Numbers: TypeAlias = NDArray[np.int64]
-
 SPLITS = ("train", "valid", "test")
 TRAIN, TEST = 0, 2
+"""Indices into SPLITS."""
 FREE = -1
+"""Stands for the split of a record that is yet to be divided."""
 
 
 class Part(NamedTuple):
-    """Records that follow one another."""
+    """Consecutive records: the numbers of each that the plan is made from."""
 
     split: Codes
-    """The number of each one's split in SPLITS; FREE: it is to be divided."""
+    """Index into SPLITS; FREE if the record is yet to be divided."""
     key: Keys | None = None
-    """The class, group or time that they are divided by."""
+    """The class, group or time to divide by."""
     kind: Keys | None = None
-    """The class that shards and weights are to be balanced by."""
+    """The class by which shards and weights are balanced."""
     length: Keys | None = None
 
     def train_kinds(self) -> Keys:
+        """Return the classes of the train records."""
         assert self.kind is not None, "balanced by a class"
         return np.asarray(self.kind[self.split == TRAIN])
 
     def repeated(self, times: NDArray[np.int32]) -> Part:
-        """Each record so many times."""
+        """Return the part with record i repeated times[i] times."""
         given = (None if values is None else np.repeat(values, times) for values in self)
         return Part(*given)  # type: ignore[arg-type]
 
 
+Parts: TypeAlias = Callable[[], Iterable[Part]]
+"""Begins a new pass over all records, in order. Never hold all of them."""
+
+
 def class_key(part: Part) -> Keys:
-    """The class of each record; where there are none, all are of one."""
+    """Return the class of each record; without classes, all are of the same one."""
     return np.zeros(len(part.split), np.int8) if part.key is None else part.key
 
 
 def given_key(part: Part) -> Keys:
-    """The group or the time of each record."""
+    """Return the group or the time of each record."""
     assert part.key is not None, "groups and times are keys"
     return part.key
 
 
-Parts: TypeAlias = Callable[[], Iterable[Part]]
-"""All records from the first on, as often as they are asked for: they are gone through several
-times, and never held together."""
-
-
-# --- table ---
-# The different keys of all records, and how many records have each.
-
-_OFTEN = 1 << 20
+# Counting keys
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Sorted keys; a key's number is its place among them."""
+    """The different keys, sorted, and how many records have each; a key's number is its index."""
 
     keys: Keys
     sizes: Numbers
 
     @classmethod
     def of(cls, parts: Iterable[Keys]) -> Table:
-        """Of all records; what is held grows with the different keys alone."""
+        """Count the keys of all records; memory grows with the different keys alone."""
         found: list[tuple[Keys, Numbers]] = []
         pending = 0
         for part in parts:
@@ -91,12 +97,16 @@ class Table:
         return cls(*_together(found)) if found else cls(np.empty(0), np.empty(0, np.int64))
 
     def numbers(self, keys: Keys) -> Numbers:
-        """The number of each record's key; of one that is not there, that of another."""
+        """Return the number of each key. For a key that is not in the table it is arbitrary."""
         return np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
 
 
+_OFTEN = 1 << 20
+"""Counts of parts are merged when they have more keys than this."""
+
+
 def _counted(part: Keys) -> tuple[Keys, Numbers]:
-    """By hashing, which is quicker than sorting."""
+    """Count by hashing, which is faster than sorting."""
     counts = pc.value_counts(pa.array(part))
     return counts.field("values").to_numpy(), counts.field("counts").to_numpy()
 
@@ -108,54 +118,14 @@ def _together(found: list[tuple[Keys, Numbers]]) -> tuple[Keys, Numbers]:
     return keys, sizes
 
 
-# --- ranks ---
-# A place for each record among those that have the same number.
-
-CHUNK = 1 << 18
-"""Records at a time."""
-_PLACE_BITS, _LOT_BITS = 18, 16
-_DROPPED = np.uint64(64 - _LOT_BITS)
-_PLACES = np.arange(CHUNK)
-
-
-class Alike(NamedTuple):
-    """Which numbers occur in a chunk, and the places of their records, one number's after the
-    other's: those of `numbers[i]` are `places[starts[i]:starts[i] + counts[i]]`."""
-
-    numbers: Numbers
-    places: Numbers
-    starts: Numbers
-    counts: Numbers
-
-
-def alike(codes: NDArray[Any], lots: Numbers | None = None) -> Alike:
-    """Records of a chunk by number, then by lot, then as they come."""
-    assert len(codes) <= CHUNK
-    if lots is None and len(codes) and codes.min() == codes.max():
-        return Alike(codes[:1], _PLACES[: len(codes)], _PLACES[:1], np.array([len(codes)]))
-    # One word for all of it: numpy sorts words several times as fast as it finds an order.
-    packed = codes.astype(np.int64) << (_PLACE_BITS + _LOT_BITS)
-    if lots is not None:
-        packed |= lots << _PLACE_BITS
-    packed |= _PLACES[: len(codes)]
-    packed.sort()
-    places = packed & (CHUNK - 1)
-    packed >>= _PLACE_BITS + _LOT_BITS
-    starts = np.flatnonzero(np.diff(packed, prepend=-1))
-    return Alike(packed[starts], places, starts, np.diff(starts, append=len(packed)))
-
-
-def chunks(rows: int) -> Iterator[slice]:
-    """All rows, a part at a time."""
-    for start in range(0, rows, CHUNK):
-        yield slice(start, min(start + CHUNK, rows))
+# Ranking records among those of equal number
 
 
 class Ranks:
-    """Shuffles the records of each number among themselves, some at a time.
+    """Shuffles the records of equal number among themselves, part by part.
 
-    Record k of n alike is given place `order(k)` of a keyed permutation of n: nothing is sorted,
-    and nothing is kept but how many of each number have passed.
+    Record k of the n records of a number gets place `order(k)` of a keyed permutation of n. So
+    nothing is sorted, and only a count per number is kept.
     """
 
     def __init__(self, sizes: Numbers, seed: int, tag: int) -> None:
@@ -164,7 +134,7 @@ class Ranks:
         self._seen = np.zeros_like(sizes)
 
     def next(self, codes: Numbers) -> Numbers:
-        """The places of the records after those that have been asked for already."""
+        """Return the places of the next records; parts must come in order."""
         out = np.empty(len(codes), np.int64)
         for chunk in chunks(len(codes)):
             self._fill(codes[chunk], out[chunk])
@@ -181,10 +151,10 @@ class Ranks:
 
 
 class Dealing:
-    """Numbers the records of each cell 0, 1, 2, … as they come, mixed within their chunk.
+    """Numbers the records of each cell 0, 1, 2, … as they come, shuffled within their chunk.
 
-    Quicker than `Ranks` where cells are many: one sort for all of them. Records that lie far apart
-    stay so, which is what dealing them out wants; only the regular step is taken out of it.
+    Faster than `Ranks` if there are many cells: one sort handles all of them. Records far apart in
+    the input stay far apart, as dealing wants; the shuffle only breaks periodic patterns.
     """
 
     def __init__(self, cells: int, seed: int, tag: int) -> None:
@@ -193,7 +163,7 @@ class Dealing:
         self._key = key(tag, seed)
 
     def next(self, cells: Numbers) -> Numbers:
-        """The numbers of the records after those that have been asked for already."""
+        """Return the numbers of the next records; parts must come in order."""
         out = np.empty(len(cells), np.int64)
         for chunk in chunks(len(cells)):
             self._fill(cells[chunk], out[chunk])
@@ -208,27 +178,56 @@ class Dealing:
         self._seen[numbers] += counts
 
 
-# --- nth ---
-# The n-th smallest of very many numbers, exactly, without sorting or holding them.
+class Alike(NamedTuple):
+    """The records of a chunk grouped by number.
 
-Words = NDArray[np.uint64]
-_BITS = 16
-_TOP = np.uint64(1 << 63)
+    Those of `numbers[i]` are at `places[starts[i]:starts[i] + counts[i]]` of the chunk.
+    """
+
+    numbers: Numbers
+    places: Numbers
+    starts: Numbers
+    counts: Numbers
 
 
-def sortable(numbers: Keys) -> Words:
-    """Words in the same order as the numbers."""
-    if numbers.dtype.kind == "u":
-        return numbers.astype(np.uint64)
-    if numbers.dtype.kind != "f":
-        return numbers.astype(np.int64).view(np.uint64) ^ _TOP
-    # + 0.0 makes one zero of two. Greater floats have greater bits, but negative ones the reverse.
-    bits = (numbers.astype(np.float64) + 0.0).view(np.uint64)
-    return np.where(bits & _TOP, ~bits, bits | _TOP)
+def alike(codes: NDArray[Any], lots: Numbers | None = None) -> Alike:
+    """Group the records of a chunk by number, within a number sorted by lot, then by place."""
+    assert len(codes) <= CHUNK
+    if lots is None and len(codes) and codes.min() == codes.max():
+        return Alike(codes[:1], _PLACES[: len(codes)], _PLACES[:1], np.array([len(codes)]))
+    # One word holds number, lot and place: numpy sorts words several times as fast as it argsorts.
+    packed = codes.astype(np.int64) << (_PLACE_BITS + _LOT_BITS)
+    if lots is not None:
+        packed |= lots << _PLACE_BITS
+    packed |= _PLACES[: len(codes)]
+    packed.sort()
+    places = packed & (CHUNK - 1)
+    packed >>= _PLACE_BITS + _LOT_BITS
+    starts = np.flatnonzero(np.diff(packed, prepend=-1))
+    return Alike(packed[starts], places, starts, np.diff(starts, append=len(packed)))
+
+
+def chunks(rows: int) -> Iterator[slice]:
+    """Yield slices of CHUNK rows that cover all rows."""
+    for start in range(0, rows, CHUNK):
+        yield slice(start, min(start + CHUNK, rows))
+
+
+CHUNK = 1 << 18
+"""Records at a time; their places take _PLACE_BITS."""
+_PLACE_BITS, _LOT_BITS = 18, 16
+_DROPPED = np.uint64(64 - _LOT_BITS)
+_PLACES = np.arange(CHUNK)
+
+
+# Selecting order statistics
 
 
 def smallest(words: Callable[[], Iterable[Words]], ranks: Sequence[int]) -> Words:
-    """Those of these ranks, from 0; goes through the words four times, 16 bits at a time."""
+    """Return the words of these ranks (from 0) in sorted order.
+
+    Makes four passes over the words; each finds 16 more bits of the results by counting.
+    """
     found = np.zeros(len(ranks), np.uint64)
     left = list(ranks)
     for shift in range(64 - _BITS, -1, -_BITS):
@@ -246,15 +245,30 @@ def smallest(words: Callable[[], Iterable[Words]], ranks: Sequence[int]) -> Word
     return found
 
 
-# --- apportion ---
-# Shares of whole numbers, so that neither a class nor the sum of all is far off.
+def sortable(numbers: Keys) -> Words:
+    """Return 64-bit words in the same order as the numbers."""
+    if numbers.dtype.kind == "u":
+        return numbers.astype(np.uint64)
+    if numbers.dtype.kind != "f":
+        return numbers.astype(np.int64).view(np.uint64) ^ _TOP
+    # + 0.0 turns −0.0 into 0.0. The bits of positive floats ascend, those of negative ones descend.
+    bits = (numbers.astype(np.float64) + 0.0).view(np.uint64)
+    return np.where(bits & _TOP, ~bits, bits | _TOP)
+
+
+Words = NDArray[np.uint64]
+_BITS = 16
+_TOP = np.uint64(1 << 63)
+
+
+# Dividing whole numbers by shares
 
 
 def apportion(sizes: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.int64]:
-    """How many records of each class [C] each split gets: int64 [C, splits].
+    """Return how many records of each class [C] each split gets: int64 [C, splits].
 
-    A class is divided within one record of its shares. What is left over by rounding down goes to
-    the split that lacks most in sum so far, so that many small classes do not all favour the same
+    Every class is divided within one record of its shares. Records left over by rounding down go to
+    the split that has fallen behind most in total, so many small classes do not all favor the same
     one. Every class has at least one record in the first split, if that has a share.
     """
     exact = sizes[:, None] * np.asarray(shares, np.float64) / sum(shares)
@@ -276,7 +290,7 @@ def apportion(sizes: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.i
 
 def _at_least_one(counts: NDArray[np.int64], exact: NDArray[np.float64]) -> None:
     absent = np.flatnonzero((counts[:, 0] == 0) & (exact[:, 0] > 0))
-    # From whoever was rounded up: so all stay within one record of their shares.
+    # Take it from the split that was rounded up most: all stay within one record of their shares.
     giver = (counts[absent] - exact[absent]).argmax(1)
     counts[absent, giver] -= 1
     counts[absent, 0] += 1

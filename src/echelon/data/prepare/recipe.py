@@ -1,4 +1,8 @@
-"""What a recipe may say, and how it is read: a file, a mapping or Python values."""
+"""Recipes: their settings, reading them from a file or a mapping, and the kinds they can name.
+
+A recipe is checked as a whole when it is read: every setting, every row of `clean` and `features`.
+Whether it fits the columns of the inputs is checked later, by outline.py.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,25 @@ from echelon.core.config.loading import Document, checked, overridden, read_docu
 from echelon.core.config.sections import Contradiction, Section, SettingError
 from echelon.core.errors import ConfigError, KeyPath, unknown
 from echelon.data.formats.records import Input
+from echelon.data.prepare.ranking import SPLITS
 from echelon.data.prepare.steps import Feature, Step, chosen
 
 Kinds = tuple[dict[str, Any], ...]
-SPLITS = ("train", "valid", "test")
-_SHARES = (0.8, 0.1, 0.1)
 
 
 class Split(Section):
-    """Which records are for training, which for validation, which for the test."""
+    """How records are divided among train, valid and test."""
 
     by: Literal["ratio", "stratified", "group", "time"] = "ratio"
     column: str | None = None
-    """The class, the group or the time of a record."""
+    """The column with the class, group or time of a record."""
     train: Annotated[float, Field(ge=0)] | None = None
     valid: Annotated[float, Field(ge=0)] | None = None
     test: Annotated[float, Field(ge=0)] | None = None
     folds: Annotated[int, Field(ge=2)] | None = None
-    """Cross-validation: the records of one of so many folds are the test, the others train."""
+    """Cross-validation: the number of folds. One fold is the test, the others are for training."""
     fold: Annotated[int, Field(ge=0)] | None = None
-    """Which one, from 0 on."""
+    """The fold that is the test, from 0."""
 
     @model_validator(mode="after")
     def _folded(self) -> Self:
@@ -83,9 +86,9 @@ class Split(Section):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of train, valid and test; where some are said, the others have none.
+        """The shares of train, valid and test. If some are set, the others are 0.
 
-        With folds: of the records that are not in the fold.
+        With folds: shares of the records outside the fold.
         """
         if self.folds is not None:
             valid = (self.valid or 0.0) / (1 - 1 / self.folds)
@@ -97,13 +100,16 @@ class Split(Section):
         return train, valid, test
 
 
+_SHARES = (0.8, 0.1, 0.1)
+
+
 class Balance(Section):
-    """Rare classes count as much as frequent ones."""
+    """Makes rare classes count as much as frequent ones."""
 
     column: str
     how: Literal["weight", "resample"] = "weight"
     at_most: Annotated[int, Field(ge=1)] | None = None
-    """A record is written no more often than this."""
+    """The most often that a record is written."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -113,16 +119,16 @@ class Balance(Section):
 
 
 class Write(Section):
-    """Where the shards go and how many there are of each split."""
+    """The output folder, and how many shards each split has."""
 
     folder: Annotated[str, Field(min_length=1)]
     shards: Annotated[int, Field(ge=1)] | None = None
     rows: Annotated[int, Field(ge=1)] | None = None
-    """Records in a shard, at most."""
+    """The most records in a shard."""
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
-        """The folder is replaced as a whole, and work in progress lies beside it."""
+        # The folder is replaced as a whole, and the work folder beside it is named after it.
         if "\0" in self.folder or Path(self.folder).name in ("", ".."):
             raise SettingError(
                 f"write.folder = {self.folder!r}: it must end with the name of a folder of its "
@@ -139,31 +145,31 @@ class Write(Section):
 
 
 class Recipe(Section):
-    """From raw files to shards."""
+    """Everything that `prepare` is given: from raw files to shards."""
 
     read: tuple[Input, ...]
     bad: Literal["quarantine", "refuse"] = "quarantine"
-    """What becomes of records that cannot be read."""
+    """Whether records that cannot be read go to the quarantine, or end the preparation."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Wanted types; what does not fit is bad. Others are inferred from the first records."""
+    """Column → type. A value that does not fit makes its record bad. Others are inferred."""
     clean: Kinds = ()
     split: Split | None = None
     balance: Balance | None = None
     features: Kinds = ()
     keep: tuple[str, ...] = ()
-    """Columns that are passed on as they are."""
+    """Columns that are written unchanged."""
     write: Write
     seed: int = 0
 
     def steps(self) -> list[Step]:
-        """The rows of `clean`, checked."""
+        """Return the rows of `clean` as steps."""
         return [
             checked(step_kind(_kind(values, "clean", at)), values, ("clean", at))
             for at, values in enumerate(self.clean)
         ]
 
     def made(self) -> list[Feature]:
-        """The rows of `features`, checked; those that draw lots draw the recipe's."""
+        """Return the rows of `features`; kinds with a `seed` get the recipe's by default."""
         found: list[Feature] = []
         for at, values in enumerate(self.features):
             kind = feature_kind(_kind(values, "features", at))
@@ -172,17 +178,17 @@ class Recipe(Section):
         return found
 
     def anchored(self, folder: Path) -> Recipe:
-        """With paths that lead to something beside the recipe's own file made to lead there."""
+        """Return the recipe with input paths that exist below `folder` resolved against it."""
         read = [one.model_copy(update={"path": _anchored(one.path, folder)}) for one in self.read]
         return self.model_copy(update={"read": tuple(read)})
 
     def values(self) -> dict[str, Any]:
-        """As it was said, in plain values: `recipe_from` makes the same recipe of it."""
+        """Return the settings as written, in plain values; `recipe_from` is the inverse."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def _anchored(path: str, folder: Path) -> str:
-    """Of `zip://inner.csv::outer.zip` the archive is what may lie beside the recipe."""
+    """Resolve a path against `folder` if it exists there; of `zip://a::b.zip` the part `b.zip`."""
     inner, chained, last = path.rpartition("::") if "://" in path else ("", "", path)
     beside = str(folder / last)
     if "://" in last or not any(glob.iglob(beside)):  # noqa: PTH207 (roots)
@@ -197,29 +203,32 @@ def _kind(values: Mapping[str, Any], where: str, at: int) -> str:
     return kind
 
 
+# Reading a recipe
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
-    """A recipe, and the document it was read from."""
+    """A recipe and the document it was read from."""
 
     recipe: Recipe
     document: Document = dataclasses.field(default_factory=lambda: Document({}))
 
     def where(self, path: KeyPath) -> str:
-        """`file:line: ` of what stands there."""
+        """Return `file:line: ` of a setting."""
         return self.document.where(path)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RecipeFile:
-    """Read, override and check; every fault is one line with file and line.
+    """Read a recipe, apply overrides and check it; errors name file and line.
 
-    Inputs are looked for beside the recipe first, then where the program was called.
+    Input paths are looked up beside the recipe first, then in the current folder.
     """
     document = overridden(read_document(path), overrides)
     return RecipeFile(_built(document).anchored(path.parent), document)
 
 
 def recipe_from(values: Mapping[str, Any]) -> Recipe:
-    """A recipe from Python values, checked like a file."""
+    """Return the recipe of plain values, checked like a file."""
     return _built(Document(dict(values)))
 
 
@@ -234,7 +243,7 @@ def _built(document: Document) -> Recipe:
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """One input may stand for itself, and a path for an input."""
+    """Normalize `read` to a list of inputs: it may be a single one, and an input may be a path."""
     read = values.get("read")
     if not isinstance(read, str | dict | list):
         return dict(values)
@@ -271,11 +280,10 @@ def _checked_kinds(recipe: Recipe) -> None:
         raise ConfigError("nothing would be written: name features or columns to keep", ())
 
 
-# --- clean ---
+# The kinds of cleaning steps and features, imported when a recipe names them
+
 
 _CLEAN = "echelon.data.prepare.clean"
-
-
 STEPS: Mapping[str, str] = {
     "text": f"{_CLEAN}.values:Text",
     "length": f"{_CLEAN}.values:Length",
@@ -289,19 +297,13 @@ STEPS: Mapping[str, str] = {
 
 
 def step_kind(kind: str) -> type[Step]:
-    """The class of a kind of step."""
+    """Return the class of a kind of cleaning step."""
     found: type[Step] = chosen("kind of cleaning", kind, STEPS)
     return found
 
 
-# --- features ---
-
 _FEATURES = "echelon.data.prepare.features"
-
-
 _TEXT = "echelon.data.prepare.text"
-
-
 FEATURES: Mapping[str, str] = {
     "classes": f"{_FEATURES}.categories:Classes",
     "standardise": f"{_FEATURES}.numbers:Standardise",
@@ -329,6 +331,6 @@ FEATURES: Mapping[str, str] = {
 
 
 def feature_kind(kind: str) -> type[Feature]:
-    """The class of a kind of feature."""
+    """Return the class of a kind of feature."""
     found: type[Feature] = chosen("kind of feature", kind, FEATURES)
     return found

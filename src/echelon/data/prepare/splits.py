@@ -1,4 +1,17 @@
-"""Split, shard and position of every record: ratio, stratified, group, time, folds."""
+"""The plan: split, shard and position of every record, made in the parent after cleaning.
+
+    keys of each block ─▶ _Records.divide ─▶ _Entries.plans ─▶ one plan file per block
+    (class, group, time,   split by ratio,    copies or weights (Copies, Weights),
+     length: a few bytes)  class, group,      shard and place (Deal)
+                           time or fold
+
+Only one byte per record, its split, is held in memory. Everything else streams: each step goes
+through the key files of all blocks as often as it needs and remembers counts (ranking.py). The
+plan depends on the records, their order and the seed alone, not on where blocks were cut.
+
+A division says for each record that has no split yet (FREE) which one it gets. Records of inputs
+with a `split` of their own keep it.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +47,167 @@ from echelon.data.prepare.ranking import (
 from echelon.data.prepare.recipe import Recipe
 from echelon.data.prepare.workdir import Desk, pack, unpack
 
-# --- divide ---
-# Which records are for training, which for validation, which for the test.
+STAGE = "plan"
+_SHARD_BYTES = 64 << 20
+"""About how much cleaned data a shard holds by default."""
+
+
+def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> Any:
+    """Write the plan of each block; return the counts that later passes need.
+
+    These are: the records of each split, the train records of each block, and the entries and
+    shards of each split. Return None if there is nothing to train on. `stage` is the last cleaning
+    segment, whose files hold the keys.
+    """
+    records = _Records(desk, stage, blocks)
+    counts = records.divide(recipe)
+    if not counts[TRAIN]:
+        return None
+    size = sum(block.bytes for block in blocks)
+    rows = max(1, records.count * _SHARD_BYTES // max(1, size))
+    entries = _Entries(recipe, records, rows)
+    desk.stage(STAGE)
+    for number, plan in enumerate(entries.plans()):
+        write_atomic(desk.path(STAGE, number, "plan"), pack(plan))
+    train = [int(np.sum(split == TRAIN)) for split in records.splits]
+    return {
+        "records": dict(zip(SPLITS, counts, strict=True)),
+        "train": train,
+        "written": entries.sizes,
+        "shards": entries.shards,
+    }
+
+
+class Cleaned(NamedTuple):
+    """A cleaned block as the engine knows it."""
+
+    rows: int
+    bytes: int
+    split: str | None
+    gone: NDArray[np.int64]
+    """Rows that are left out, because they repeat others."""
+
+
+class _Records:
+    """All records that are left after cleaning, block by block.
+
+    Holds one byte per record, its split. `parts` reads the keys from the blocks' files each time.
+    """
+
+    def __init__(self, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> None:
+        self._desk = desk
+        self._stage = stage
+        self._blocks = blocks
+        sizes = [block.rows - len(block.gone) for block in blocks]
+        codes = [SPLITS.index(block.split) if block.split else FREE for block in blocks]
+        self.count = sum(sizes)
+        self.splits: list[Codes] = [
+            np.full(size, code, np.int8) for size, code in zip(sizes, codes, strict=True)
+        ]
+
+    def divide(self, recipe: Recipe) -> list[int]:
+        """Give a split to the records that have none; return the number of records of each."""
+        split = recipe.split
+        if split is None:
+            self.splits = [np.maximum(codes, TRAIN) for codes in self.splits]
+            return _counted(self.splits)
+        if split.folds is not None and split.fold is not None:
+            self._give(folding(split.by, split.folds, split.fold, recipe.seed, self.parts))
+        if any((codes == FREE).any() for codes in self.splits):
+            self._give(division(split.by, split.shares, recipe.seed, self.parts))
+            check_shares(split.by, split.shares, _counted(self.splits))
+        return _counted(self.splits)
+
+    def _give(self, splits: Division) -> None:
+        self.splits = [splits.next(part) for part in self.parts()]
+
+    def parts(self) -> Iterator[Part]:
+        """Yield split and keys of the records of each block."""
+        for number, (block, codes) in enumerate(zip(self._blocks, self.splits, strict=True)):
+            keys = unpack(self._desk.path(self._stage, number, "keys").read_bytes())
+            left = {name: np.delete(values, block.gone) for name, values in keys.items()}
+            yield Part(codes, left.get(SPLIT), left.get(CLASS), left.get(LENGTH))
+
+
+class _Entries:
+    """Everything that is written: each record once, or several times under `balance: resample`.
+
+    `rows` is the default number of entries per shard.
+    """
+
+    def __init__(self, recipe: Recipe, records: _Records, rows: int) -> None:
+        self._recipe = recipe
+        self._records = records
+        self._balance = recipe.balance
+        self._classes = train_classes(records.parts) if recipe.balance is not None else None
+        write = recipe.write
+        of_shard = write.rows if write.rows or write.shards else rows
+        self.sizes = _counted(part.split for part, _ in self._written())
+        """The number of entries of each split."""
+        self.shards = shard_counts(self.sizes, write.shards, of_shard)
+
+    def plans(self) -> Iterator[dict[str, Any]]:
+        """Yield the plan of each block.
+
+        Per record: `split` and, if weighed, `weight`; `first` is the number of the first record.
+        Per entry: `shard`, `place` and, if resampled, `row`, the record that it is a copy of.
+        """
+        deal = Deal(self.sizes, self.shards, self._recipe.seed, self._parts)
+        weights = None
+        if self._classes is not None and not self._resampled:
+            weights = Weights(self._classes)
+        first = 0
+        for codes, (part, times) in zip(self._records.splits, self._written(), strict=True):
+            plan: dict[str, Any] = {"split": codes, "first": first, **deal.next(part)._asdict()}
+            if times is not None:
+                plan["row"] = np.repeat(np.arange(len(codes), dtype=np.int32), times)
+            if weights is not None:
+                plan["weight"] = weights.of(part)
+            yield plan
+            first += len(codes)
+
+    def _parts(self) -> Iterator[Part]:
+        return (part for part, _ in self._written())
+
+    @property
+    def _resampled(self) -> bool:
+        return self._balance is not None and self._balance.how == "resample"
+
+    def _written(self) -> Iterator[tuple[Part, NDArray[np.int32] | None]]:
+        """Yield the entries of each block, and how often each of its records is among them."""
+        if self._classes is None or self._balance is None or not self._resampled:
+            yield from ((part, None) for part in self._records.parts())
+            return
+        copies = Copies(self._classes, self._recipe.seed, self._balance.at_most)
+        for part in self._records.parts():
+            times = copies.next(part)
+            yield part.repeated(times), times
+
+
+def _counted(splits: Iterable[Codes]) -> list[int]:
+    """Return the number of records of each split."""
+    counts = np.zeros(len(SPLITS), np.int64)
+    for codes in splits:
+        counts += np.bincount(codes, minlength=len(SPLITS))
+    return [int(count) for count in counts]
+
+
+# Dividing records among train, valid and test
+
 
 By: TypeAlias = Literal["ratio", "stratified", "group", "time"]
-_DIVIDE_TAG = 0x5911
 
 
 class Division(Protocol):
-    """Divides records, part after part, from the first on."""
+    """Divides all records, which are passed part by part in their order."""
 
     def next(self, part: Part) -> Codes:
-        """The number in SPLITS of each record; those that have one keep it."""
+        """Return the split of each record, an index into SPLITS; records with a split keep it."""
         ...
 
 
 def division(by: By, shares: Sequence[float], seed: int, parts: Parts) -> Division:
-    """How all records are divided; `shares` of train, valid and test are those of the free ones.
+    """Return the division into train, valid and test; `shares` are of the records without a split.
 
     - ratio: at random, within one record of the shares.
     - stratified: the same within every class (`key`), within one record in each, and every class
@@ -67,7 +224,7 @@ def division(by: By, shares: Sequence[float], seed: int, parts: Parts) -> Divisi
 
 
 def check_shares(by: By, shares: Sequence[float], counts: Sequence[int]) -> None:
-    """Refuse a division that leaves a split with a share without any record."""
+    """Raise DataError if a split with a share got no record."""
     for name, share, count in zip(SPLITS, shares, counts, strict=True):
         if share > 0 and not count:
             raise DataError(
@@ -76,14 +233,18 @@ def check_shares(by: By, shares: Sequence[float], counts: Sequence[int]) -> None
             )
 
 
+_SPLIT_TAG = 0x5911
+"""Distinguishes these random numbers from others of the same seed."""
+
+
 class _Stratified:
-    """By ratio too: then all are of one class."""
+    """Divides each class by the shares; `ratio` is the case of a single class."""
 
     def __init__(self, shares: Sequence[float], seed: int, parts: Parts) -> None:
         self._table = Table.of(class_key(part)[part.split == FREE] for part in parts())
-        # Of the records of class c, shuffled, the first cuts[c, 0] are for training, and so on.
+        # Of the shuffled records of class c the first cuts[c, 0] are for training, and so on.
         self._cuts = apportion(self._table.sizes, shares).cumsum(1)
-        self._ranks = Ranks(self._table.sizes, seed, _DIVIDE_TAG)
+        self._ranks = Ranks(self._table.sizes, seed, _SPLIT_TAG)
 
     def next(self, part: Part) -> Codes:
         out = part.split.copy()
@@ -96,19 +257,14 @@ class _Stratified:
         return out
 
 
-def _grouped(shares: Sequence[float], seed: int, parts: Parts) -> Groups:
-    groups = Groups(parts)
-    order, numbers = groups.cut(shares, seed)
-    groups.splits[order] = numbers
-    return groups
-
-
 class _Timed:
+    """Divides by time, at the times of the last record of train and of valid."""
+
     def __init__(self, shares: Sequence[float], parts: Parts) -> None:
         _all_timed(parts)
         count = sum(int(np.sum(part.split == FREE)) for part in parts())
         ends = [end for end in edges(count, shares)[1:-1] if end]
-        self._skipped = len(SPLITS) - 1 - len(ends)  # the first ones, where they have no share
+        self._skipped = len(SPLITS) - 1 - len(ends)  # leading splits that have no share
         self._limits = smallest(
             lambda: (sortable(given_key(part)[part.split == FREE]) for part in parts()),
             [end - 1 for end in ends],
@@ -131,34 +287,41 @@ def _all_timed(parts: Parts) -> None:
         passed += len(times)
 
 
-# --- folds ---
-# Cross-validation: every record is in one fold, and one fold is the test.
+def _grouped(shares: Sequence[float], seed: int, parts: Parts) -> Groups:
+    groups = Groups(parts)
+    order, numbers = groups.cut(shares, seed)
+    groups.splits[order] = numbers
+    return groups
 
-_FOLDS_TAG = 0xF01D
+
+# Cross-validation: dividing records among folds
 
 
 def folding(by: By, folds: int, fold: int, seed: int, parts: Parts) -> Division:
-    """Who is for the test: the records of `fold`, from 0 on; the others stay as they are.
+    """Return the division that puts the records of `fold` (from 0) into test; others stay free.
 
-    Folds differ by one record at most, by class too if `by` is stratified; by group, they are as
-    even as groups that stay together let them be, and none is empty.
+    Folds differ by at most one record, in each class too if `by` is stratified. By group, they are
+    as even as whole groups permit, and none is empty.
     """
     if by == "group":
         return _grouped_folds(folds, fold, seed, parts)
     return _Spread(folds, fold, seed, parts)
 
 
+_FOLD_TAG = 0xF01D
+
+
 class _Spread:
-    """By ratio too: then all are of one class."""
+    """Spreads each class evenly over the folds; `ratio` is the case of a single class."""
 
     def __init__(self, folds: int, fold: int, seed: int, parts: Parts) -> None:
         self._table = Table.of(class_key(part)[part.split == FREE] for part in parts())
         sizes = self._table.sizes
         _enough(folds, int(sizes.sum()), "records")
         self._folds, self._fold = folds, fold
-        # A class goes on where the one before it ended: so the folds differ by one in sum, too.
+        # A class continues where the one before it ended, so the totals differ by one at most, too.
         self._starts = sizes.cumsum() - sizes
-        self._ranks = Ranks(sizes, seed, _FOLDS_TAG)
+        self._ranks = Ranks(sizes, seed, _FOLD_TAG)
 
     def next(self, part: Part) -> Codes:
         out = part.split.copy()
@@ -182,14 +345,11 @@ def _enough(folds: int, count: int, what: str) -> None:
         raise DataError(f"split into {folds} folds: there are only {count} {what} to divide")
 
 
-# --- groups ---
-# Records that stay together: groups are divided as a whole.
-
-_GROUPS_TAG = 0x5911
+# Groups, which are divided as a whole
 
 
 class Groups:
-    """The split of every group: those that have one already, and whom `cut` gives one."""
+    """The split of every group; those in `free` have none yet: callers `cut` and assign them."""
 
     def __init__(self, parts: Parts) -> None:
         self._table = Table.of(given_key(part) for part in parts())
@@ -200,18 +360,18 @@ class Groups:
         return self.splits[self._table.numbers(given_key(part))]
 
     def cut(self, shares: Sequence[float], seed: int) -> tuple[Numbers, Numbers]:
-        """Free groups, shuffled, and the number of the share that each one falls to."""
-        hashes = words(sortable(self._table.keys[self.free]), key(_GROUPS_TAG, seed))
+        """Return the free groups, shuffled, and the index of the share that each falls to."""
+        hashes = words(sortable(self._table.keys[self.free]), key(_SPLIT_TAG, seed))
         order = self.free[hashes.argsort()]
         sizes = self._table.sizes[order]
-        # One after the other; whoever holds a group's middle gets the group.
+        # Lay the groups end to end: a group belongs to the share that contains its middle.
         middles = sizes.cumsum() - sizes / 2
         wanted = np.array(edges(int(sizes.sum()), shares)[1:-1])
         cuts = _room_for_all(np.searchsorted(middles, wanted), shares, len(order))
         return order, np.searchsorted(cuts, np.arange(len(order)), "right")
 
     def _known(self, parts: Parts) -> Codes:
-        """The split of each group that has one already: its other records go there too."""
+        """Return the split of each group with a record that has one: all its records go there."""
         known = np.full(len(self._table.keys), FREE, np.int8)
         passed = 0
         for part in parts():
@@ -233,7 +393,7 @@ def _refuse(record: int) -> None:
 
 
 def _room_for_all(cuts: NDArray[Any], shares: Sequence[float], count: int) -> NDArray[Any]:
-    """Cuts that leave everybody who has a share at least one of `count` groups."""
+    """Move cuts so that each positive share gets at least one of `count` groups, if possible."""
     wanted = [int(share > 0) for share in shares]
     if count < sum(wanted):
         return cuts
@@ -243,149 +403,3 @@ def _room_for_all(cuts: NDArray[Any], shares: Sequence[float], count: int) -> ND
         left -= wanted[at]
         cuts[at] = min(max(int(cuts[at]), before + wanted[at]), count - left)
     return cuts
-
-
-# --- plan ---
-# Where every record goes: split, shard and place, how often it is written and what it weighs.
-
-STAGE = "plan"
-_SHARD_BYTES = 64 << 20
-"""About how much cleaned data goes to a shard, where the recipe does not say."""
-
-
-class Cleaned(NamedTuple):
-    """What is known of a cleaned block."""
-
-    rows: int
-    bytes: int
-    split: str | None
-    gone: NDArray[np.int64]
-    """Rows that repeat others."""
-
-
-def make_plan(recipe: Recipe, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> Any:
-    """Write the plan of each block; how many records each split has, and each block for train.
-
-    None if there is nothing to train on.
-    """
-    records = _Records(desk, stage, blocks)
-    counts = records.divide(recipe)
-    if not counts[TRAIN]:
-        return None
-    size = sum(block.bytes for block in blocks)
-    rows = max(1, records.count * _SHARD_BYTES // max(1, size))
-    entries = _Entries(recipe, records, rows)
-    _write(desk, entries.plans())
-    train = [int(np.sum(split == TRAIN)) for split in records.splits]
-    return {
-        "records": dict(zip(SPLITS, counts, strict=True)),
-        "train": train,
-        "written": entries.sizes,
-        "shards": entries.shards,
-    }
-
-
-class _Records:
-    """All records that are left, block by block. Of each one byte is held, its split: the other
-    numbers are read from the blocks' files, as often as somebody goes through them."""
-
-    def __init__(self, desk: Desk, stage: str, blocks: Sequence[Cleaned]) -> None:
-        self._desk = desk
-        self._stage = stage
-        self._blocks = blocks
-        sizes = [block.rows - len(block.gone) for block in blocks]
-        codes = [SPLITS.index(block.split) if block.split else FREE for block in blocks]
-        self.count = sum(sizes)
-        self.splits: list[Codes] = [
-            np.full(size, code, np.int8) for size, code in zip(sizes, codes, strict=True)
-        ]
-
-    def divide(self, recipe: Recipe) -> list[int]:
-        """Give a split to those that have none; how many records each split has then."""
-        split = recipe.split
-        if split is None:
-            self.splits = [np.maximum(codes, TRAIN) for codes in self.splits]
-            return self._counts()
-        if split.folds is not None and split.fold is not None:
-            self._give(folding(split.by, split.folds, split.fold, recipe.seed, self.parts))
-        if any((codes == FREE).any() for codes in self.splits):
-            self._give(division(split.by, split.shares, recipe.seed, self.parts))
-            check_shares(split.by, split.shares, self._counts())
-        return self._counts()
-
-    def _give(self, splits: Division) -> None:
-        self.splits = [splits.next(part) for part in self.parts()]
-
-    def _counts(self) -> list[int]:
-        return _counted(self.splits)
-
-    def parts(self) -> Iterator[Part]:
-        """The records of each block."""
-        for number, (block, codes) in enumerate(zip(self._blocks, self.splits, strict=True)):
-            keys = unpack(self._desk.path(self._stage, number, "keys").read_bytes())
-            left = {name: np.delete(values, block.gone) for name, values in keys.items()}
-            yield Part(codes, left.get(SPLIT), left.get(CLASS), left.get(LENGTH))
-
-
-class _Entries:
-    """Everything that is written: the records, those of rare classes perhaps several times.
-
-    `rows` go to a shard where the recipe does not say.
-    """
-
-    def __init__(self, recipe: Recipe, records: _Records, rows: int) -> None:
-        self._recipe = recipe
-        self._records = records
-        self._balance = recipe.balance
-        self._classes = train_classes(records.parts) if recipe.balance is not None else None
-        write = recipe.write
-        of_shard = write.rows if write.rows or write.shards else rows
-        self.sizes = _counted(part.split for part, _ in self._written())
-        """Of each split."""
-        self.shards = shard_counts(self.sizes, write.shards, of_shard)
-
-    def plans(self) -> Iterator[dict[str, Any]]:
-        """The plan of each block."""
-        deal = Deal(self.sizes, self.shards, self._recipe.seed, self._parts)
-        weights = None
-        if self._classes is not None and not self._resampled:
-            weights = Weights(self._classes)
-        first = 0
-        for codes, (part, times) in zip(self._records.splits, self._written(), strict=True):
-            plan: dict[str, Any] = {"split": codes, "first": first, **deal.next(part)._asdict()}
-            if times is not None:
-                plan["row"] = np.repeat(np.arange(len(codes), dtype=np.int32), times)
-            if weights is not None:
-                plan["weight"] = weights.of(part)
-            yield plan
-            first += len(codes)
-
-    def _parts(self) -> Iterator[Part]:
-        return (part for part, _ in self._written())
-
-    @property
-    def _resampled(self) -> bool:
-        return self._balance is not None and self._balance.how == "resample"
-
-    def _written(self) -> Iterator[tuple[Part, NDArray[np.int32] | None]]:
-        """What is written of each block, and how often each of its records."""
-        if self._classes is None or self._balance is None or not self._resampled:
-            yield from ((part, None) for part in self._records.parts())
-            return
-        copies = Copies(self._classes, self._recipe.seed, self._balance.at_most)
-        for part in self._records.parts():
-            times = copies.next(part)
-            yield part.repeated(times), times
-
-
-def _counted(splits: Iterable[Codes]) -> list[int]:
-    counts = np.zeros(len(SPLITS), np.int64)
-    for codes in splits:
-        counts += np.bincount(codes, minlength=len(SPLITS))
-    return [int(count) for count in counts]
-
-
-def _write(desk: Desk, plans: Iterator[dict[str, Any]]) -> None:
-    desk.stage(STAGE)
-    for number, plan in enumerate(plans):
-        write_atomic(desk.path(STAGE, number, "plan"), pack(plan))

@@ -1,4 +1,17 @@
-"""Results that are whole or absent; fitted state; quarantine records."""
+"""The work folder of a preparation, and the two kinds of files in it that outlive the preparation.
+
+    .NAME.work/                      beside the output folder NAME
+      lock, state.json               Claim: one process at a time; the work belongs to one digest
+      plan.json, fields.json, …      facts, by `remember` and `recall`
+      PASS.json                      the results of a complete pass
+      PASS/NUMBER.json               the result of one task: written last, so the task is done
+      PASS/NUMBER.arrow, .jsonl, …   its files
+      learnt/clean-0-1/              what a step or feature has learnt, after its first pass
+      out/                           the output folder, until it is renamed
+
+Every file is written aside and renamed, so it is whole or absent. Only the output is flushed to
+disk: if the machine has been rebooted, everything is done again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +19,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +34,12 @@ from safetensors.numpy import save as _bytes_of
 from echelon.core.errors import DataError
 from echelon.core.files import write_atomic
 
-# --- desk ---
-# The folder that work in progress lies in: every result is whole or not there.
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_STATE, _LOCK = "state.json", "lock"
-_LAYOUT = 3
-"""Of what lies here: what another release has begun is begun anew."""
-
 
 class Desk:
-    """Files by stage and number. A result (`.json`) is written last: where it is, all is."""
+    """Files by stage (a pass) and number (of a block or shard).
+
+    A task's result, `.json`, is written last: if it exists, so do the task's other files.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,37 +48,45 @@ class Desk:
         return self.root / stage / f"{number:06d}.{suffix}"
 
     def stage(self, name: str) -> Path:
+        """Return the folder of a stage; create it if necessary."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def finish(self, stage: str, number: int, result: Any) -> Any:
+        """Store the result of a task, and return it."""
         write_atomic(self.path(stage, number, "json"), json.dumps(result).encode())
         return result
 
     def result(self, stage: str, number: int) -> Any | None:
-        """What `finish` was given, if it was."""
+        """Return the result of a task, or None if it is not done."""
         return _read(self.path(stage, number, "json"))
 
     def remember(self, name: str, value: Any) -> Any:
+        """Store a fact, and return it."""
         write_atomic(self.root / f"{name}.json", json.dumps(value).encode())
         return value
 
     def recall(self, name: str) -> Any | None:
+        """Return a fact, or None if it is not stored."""
         return _read(self.root / f"{name}.json")
 
     def clear(self, *stages: str) -> None:
+        """Delete whole stages."""
         for stage in stages:
             shutil.rmtree(self.root / stage, ignore_errors=True)
 
     def remove(self, stage: str, suffix: str) -> None:
-        """What nobody will read again."""
+        """Delete the files of a stage with this suffix; no later pass reads them."""
         for path in (self.root / stage).glob(f"*.{suffix}"):
             path.unlink(missing_ok=True)
 
 
 class Claim:
-    """A desk that is ours: nobody else works in it, and what lies there is of the same work."""
+    """Exclusive use of a work folder, which holds nothing but work on the same digest.
+
+    Raise DataError if another process uses it. Work of another digest is deleted.
+    """
 
     def __init__(self, root: Path, digest: str) -> None:
         self.desk = Desk(root)
@@ -95,7 +111,10 @@ class Claim:
             ) from None
 
     def _same(self, digest: str) -> bool:
-        """Keep what was done for the same digest, unless the machine fell and files may be torn."""
+        """Return whether the folder holds work of this digest; delete any other.
+
+        Work from before a reboot is deleted too: files are not flushed, so they may be torn.
+        """
         state = {"digest": digest, "boot": _boot(), "layout": _LAYOUT}
         if self.desk.recall("state") == state:
             return True
@@ -106,12 +125,20 @@ class Claim:
         return False
 
     def close(self, *, remove: bool) -> None:
+        """Release the folder; `remove` deletes it first."""
         if remove:
             shutil.rmtree(self.desk.root, ignore_errors=True)
         os.close(self._handle)
 
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LAYOUT = 3
+"""Version of the work folder's layout; work of another version is deleted."""
+_LOCK = "lock"
+
+
 def _boot() -> str:
+    """Return an id that changes with every boot of the machine."""
     with suppress(OSError):
         return _BOOT.read_text(encoding="utf-8").strip()
     return ""
@@ -124,20 +151,15 @@ def _read(path: Path) -> Any | None:
         return None
 
 
-# --- learnt ---
-# What a step or a feature has learnt, as plain data: kept, sent and loaded without pickle.
-#
-# A value is a numpy array, an Arrow array of strings, or what JSON can hold.
+# What steps and features have learnt, as plain data
+
 
 Learnt: TypeAlias = dict[str, Any]
-
-PLAIN, ARRAYS = "learnt.json", "learnt.safetensors"
-_JSON, _STRINGS = "\x00json", "\x00strings "
-"""Names that no key has: how a single file holds what is no array."""
+"""A value is a numpy array, an Arrow array of strings, or what JSON can hold: no pickle."""
 
 
 def save(folder: Path, learnt: Learnt) -> None:
-    """As files that people and other programs can read: words and numbers, and arrays."""
+    """Write JSON for text and numbers and safetensors for arrays: readable by other programs."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays, strings, plain = _sorted_out(learnt)
     text = {"values": plain, "strings": {key: s.to_pylist() for key, s in strings.items()}}
@@ -147,7 +169,7 @@ def save(folder: Path, learnt: Learnt) -> None:
 
 
 def load(folder: Path) -> Learnt:
-    """What `save` wrote; refuses what is not whole."""
+    """Return what `save` wrote; raise DataError if it is incomplete."""
     try:
         text = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
         strings = {key: pa.array(s, pa.large_utf8()) for key, s in text["strings"].items()}
@@ -157,7 +179,7 @@ def load(folder: Path) -> Learnt:
 
 
 def pack(learnt: Learnt) -> bytes:
-    """As one piece, quickly: how it passes between processes."""
+    """Serialize to bytes, fast: the form in which workers pass partial results to the parent."""
     arrays, strings, plain = _sorted_out(learnt)
     for key, values in strings.items():
         arrays[_STRINGS + key] = np.frombuffer(_ipc(values), np.uint8)
@@ -166,7 +188,7 @@ def pack(learnt: Learnt) -> bytes:
 
 
 def unpack(packed: bytes) -> Learnt:
-    """What `pack` made."""
+    """Return what `pack` serialized."""
     learnt: Learnt = {}
     for key, array in _arrays_of(packed).items():
         if key == _JSON:
@@ -179,16 +201,8 @@ def unpack(packed: bytes) -> Learnt:
     return learnt
 
 
-def _ipc(strings: Any) -> Any:
-    sink = pa.BufferOutputStream()
-    batch = pa.record_batch([strings], ["strings"])
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue()
-
-
 def _sorted_out(learnt: Learnt) -> tuple[dict[str, Any], dict[str, Any], Learnt]:
-    """Arrays, Arrow's strings, and the rest."""
+    """Return the numpy arrays, the Arrow strings and the rest."""
     arrays: dict[str, Any] = {}
     strings: dict[str, Any] = {}
     plain: Learnt = {}
@@ -203,18 +217,25 @@ def _sorted_out(learnt: Learnt) -> tuple[dict[str, Any], dict[str, Any], Learnt]
     return arrays, strings, plain
 
 
-# --- quarantine ---
-# Records that are not used, each with its place and the reason: one JSON object per line.
+def _ipc(strings: Any) -> Any:
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch([strings], ["strings"])
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
 
-READ, FILE = "read", "file"
-"""What cannot be read: records; what is left of a file, from there on."""
-_SHOWN = 500
-"""Characters of a record that are shown."""
+
+PLAIN, ARRAYS = "learnt.json", "learnt.safetensors"
+_JSON, _STRINGS = "\x00json", "\x00strings "
+"""Names of arrays that hold something else; no key begins with a NUL."""
+
+
+# Quarantine: records that are taken out or flagged
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Something that is not used."""
+    """A record that was taken out or flagged: one line of quarantine.jsonl or noted.jsonl."""
 
     file: str
     line: int
@@ -222,7 +243,7 @@ class Out:
     record: str
     step: str
     records: int = 1
-    """How many records it stands for: 0 where it is about a stream as a whole."""
+    """The number of records it stands for; 0 if it is about a file as a whole."""
 
     def to_line(self) -> bytes:
         plain: dict[str, Any] = {
@@ -236,26 +257,27 @@ class Out:
         return json.dumps(plain | {"record": self.record}, ensure_ascii=False).encode() + b"\n"
 
 
+READ, FILE = "read", "file"
+"""Values of `step` for what cannot be read: a record; the rest of a file."""
+
+
 def told(
     place: Callable[[int], tuple[str, int]],
     block: pa.RecordBatch,
     rows: Sequence[tuple[int, str]],
     step: str,
 ) -> list[Out]:
-    """These rows of a block, each with its place and its reason."""
+    """Return quarantine records for rows of a block; `place` finds the file and line of a row."""
     return [Out(*place(row), reason, _shown(block, row), step) for row, reason in rows]
 
 
 def text_of(outs: Iterable[Out]) -> bytes:
+    """Return one JSON line per record."""
     return b"".join(out.to_line() for out in outs)
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-
-
 def counted(outs: Iterable[Out]) -> dict[str, int]:
-    """How many records each step took out."""
+    """Return how many records each step took out."""
     counts: dict[str, int] = {}
     for out in outs:
         counts[out.step] = counts.get(out.step, 0) + out.records
@@ -263,8 +285,23 @@ def counted(outs: Iterable[Out]) -> dict[str, int]:
 
 
 def added(totals: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts to `totals`, in place."""
     for name, count in more.items():
         totals[name] = totals.get(name, 0) + count
+
+
+def first(outs: Iterable[Out]) -> str:
+    """Return place and reason of the first one, or an empty text."""
+    return next((f"{out.file}:{out.line}: {out.reason}" for out in outs), "")
+
+
+def cut(text: str) -> str:
+    """Shorten a text to what is shown of a record."""
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+_SHOWN = 500
+"""Characters of a record that the quarantine shows at most."""
 
 
 def _shown(block: pa.RecordBatch, row: int) -> str:
@@ -277,10 +314,3 @@ def _plain(value: Any) -> Any:
     if isinstance(plain, bytes):
         return f"{len(plain)} bytes"
     return cut(plain) if isinstance(plain, str) else plain
-
-
-def first(outs: Iterable[Out]) -> Iterator[str]:
-    """Of the first one, where it is and why, on one line."""
-    for out in outs:
-        yield f"{out.file}:{out.line}: {out.reason}"
-        return

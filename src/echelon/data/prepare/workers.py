@@ -1,10 +1,22 @@
-"""Worker processes: ordered map, task dispatch, progress.
+"""Worker processes: an ordered map, `Pool.map(tasks) → results`, and what a worker does per task.
 
-Worker processes: tasks in, results out in the order of the tasks, whoever did them.
+    parent (Workers)                     worker (live)
+      start a fresh interpreter  ─────▶
+      setting                    ─────▶  keep it; the first task builds Work(setting)
+      task, bytes of its block   ─────▶  do_task: write large results to files of the work folder
+                                 ◀─────  answer: the small result, or the error (answered)
+      …
+      close: kill
 
-Each worker is a fresh interpreter (no fork beside the threads of Arrow or torch, and nothing of
-the caller's script is run again) with one wire to it. It gets a task when it has none. Whatever it
-makes that is large, it writes to files; what comes back is small.
+A worker has one task at a time and gets the next one when it has answered. `map` yields the results
+in the order of the tasks. A message is a header (length of the JSON, length of the bytes: two
+little-endian 64-bit numbers), the JSON and the bytes.
+
+A worker is a fresh interpreter: a fork beside the threads of Arrow or torch may deadlock, and the
+`spawn` of multiprocessing would run the caller's script again.
+
+There are three pools: `Alone` (this process), `Workers` (processes on this machine), and `OnRay` in
+on_ray.py. All run tasks by `do_task`, which does not repeat a task whose result is stored.
 """
 
 from __future__ import annotations
@@ -34,18 +46,8 @@ if TYPE_CHECKING:
     from echelon.data.prepare.passes import Work
 
 
-# --- pool ---
-
-_BOOT = (
-    "import sys; sys.path[:] = {path}; "
-    "from echelon.data.prepare.workers import live; live({descriptor}, {parent})"
-)
-_SEND_SECONDS = 60.0
-_END_SECONDS = 10.0
-
-
 class Task(NamedTuple):
-    """Something to do: `told` says in a few words what, for messages."""
+    """A task for a worker. `told` describes it in a few words, for error messages."""
 
     told: str
     message: Mapping[str, Any]
@@ -53,17 +55,17 @@ class Task(NamedTuple):
 
 
 class Pool(Protocol):
-    """Who does the tasks."""
+    """Runs tasks, in one or several processes."""
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Any]:
-        """The results, in the order of the tasks, which are taken from their iterator on need."""
+        """Yield the results in the order of the tasks; take tasks only as they are needed."""
         ...
 
     def close(self) -> None: ...
 
 
 class Alone:
-    """This process does everything itself."""
+    """The pool without worker processes: this process runs the tasks itself."""
 
     def __init__(self, setting: Mapping[str, Any]) -> None:
         from echelon.data.prepare.passes import Work
@@ -75,23 +77,11 @@ class Alone:
             yield do_task(self._work, task.message, memoryview(task.data))
 
     def close(self) -> None:
-        """There is nobody to send home."""
-
-
-@dataclass(slots=True)
-class _Hand:
-    """One worker."""
-
-    index: int
-    process: subprocess.Popen[bytes]
-    line: socket.socket
-    at: int | None = None
-    """The number of the task it has."""
-    told: str = ""
+        """Do nothing: there are no processes to end."""
 
 
 class Workers:
-    """Several processes."""
+    """The pool of `count` worker processes on this machine."""
 
     def __init__(self, count: int, setting: Mapping[str, Any]) -> None:
         self._hands: list[_Hand] = []
@@ -114,7 +104,7 @@ class Workers:
     def map(self, tasks: Iterable[Task]) -> Iterator[Any]:
         waiting = iter(tasks)
         ahead: deque[Task] = deque()
-        results: dict[int, Any] = {}
+        results: dict[int, Any] = {}  # of later tasks than the next one to yield
         given = taken = 0
         while True:
             for hand in self._hands:
@@ -124,20 +114,20 @@ class Workers:
             while taken in results:
                 yield results.pop(taken)
                 taken += 1
-            if all(hand.at is None for hand in self._hands):
+            if all(hand.at is None for hand in self._hands):  # there was no task to give
                 if not ahead and (task := next(waiting, None)) is None:
                     return
                 if not ahead and task is not None:
                     ahead.append(task)
                 continue
             if len(ahead) < len(self._hands) and (task := next(waiting, None)) is not None:
-                ahead.append(task)  # while workers work: what they want next is cut already
+                ahead.append(task)  # cut the next blocks while the workers are busy
                 self._collect(results, 0.0)
                 continue
             self._collect(results, None)
 
     def close(self) -> None:
-        """Send everybody home; whatever they are at can be done again."""
+        """Kill the workers. A task that is cut short leaves no result and is done again."""
         for hand in self._hands:
             with suppress(ProcessLookupError):
                 hand.process.kill()
@@ -149,7 +139,10 @@ class Workers:
         self._ready.close()
 
     def _collect(self, results: dict[int, Any], seconds: float | None) -> None:
-        """Take what workers have to say; waiting ends with Ctrl-C, an answer or an end of one."""
+        """Collect the answers there are; wait up to `seconds` for one (None: without limit).
+
+        A worker that ends, and Ctrl-C, end the wait too.
+        """
         for key, _ in self._ready.select(seconds):
             hand: _Hand = key.data
             answer = self._answer(hand)
@@ -179,6 +172,18 @@ class Workers:
         return result_of(answer, hand.told)
 
 
+@dataclass(slots=True)
+class _Hand:
+    """The parent's view of one worker process."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    at: int | None = None
+    """The number of its task; None while it is idle."""
+    told: str = ""
+
+
 def _next(ahead: deque[Task], waiting: Iterator[Task]) -> Task | None:
     return ahead.popleft() if ahead else next(waiting, None)
 
@@ -197,7 +202,7 @@ def _hired(index: int) -> _Hand:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
-                process_group=0,  # a terminal's Ctrl-C is for the parent alone
+                process_group=0,  # so that a terminal's Ctrl-C reaches the parent alone
             )
         except BaseException:
             mine.close()
@@ -205,8 +210,18 @@ def _hired(index: int) -> _Hand:
     return _Hand(index, process, mine)
 
 
+_BOOT = (
+    "import sys; sys.path[:] = {path}; "
+    "from echelon.data.prepare.workers import live; live({descriptor}, {parent})"
+)
+_SEND_SECONDS = 60.0
+"""An idle worker reads its socket: a message that takes longer than this is stuck."""
+_END_SECONDS = 10.0
+"""How long to wait for the end of a process that was killed or has closed its socket."""
+
+
 def _has_stderr() -> bool:
-    """Not so in a notebook, where it is no file."""
+    """Return whether stderr is a file that a process can inherit; in a notebook it is not."""
     try:
         return sys.stderr.fileno() >= 0
     except (OSError, ValueError, AttributeError):
@@ -214,6 +229,7 @@ def _has_stderr() -> bool:
 
 
 def _lost(hand: _Hand) -> WorkerError:
+    """Return the error for a worker that closed its socket: how it ended, and at which task."""
     try:
         code = hand.process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -226,31 +242,33 @@ def _lost(hand: _Hand) -> WorkerError:
     return WorkerError(f"worker {hand.index} {how}{at}; start again to go on from there")
 
 
-# --- worker ---
-# A worker's process: it takes tasks from its wire until that is closed.
-#
-# Its first steps come before numpy is imported: that starts as many threads as there are cores.
-
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-_IDLE_SECONDS = 0.1
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+# The worker process
 
 
 def live(descriptor: int, parent: int) -> None:
-    """Be a worker of `parent`, whose end is this one's."""
+    """Serve tasks until the socket is closed or the process `parent` ends.
+
+    Thread counts are set here, before `_serve` imports numpy, which starts a thread per core.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before we asked
+    if os.getppid() != parent:  # it ended before prctl took effect
         return
     for name in _THREADS:
-        os.putenv(name, "1")  # one core each: there are as many workers as cores
-    keep_freed_memory()  # a block needs what the one before it gave back
+        os.putenv(name, "1")  # there are as many workers as cores
+    keep_freed_memory()  # the next block needs the memory that this one frees
     with socket.socket(fileno=descriptor) as line:
         try:
             _serve(line)
         except Gone:
             sys.exit(0)
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_IDLE_SECONDS = 0.1
+"""A worker without a task for so long returns its freed memory to the kernel."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def _serve(line: socket.socket) -> None:
@@ -260,7 +278,7 @@ def _serve(line: socket.socket) -> None:
     one_thread()
 
     @cache
-    def work() -> Work:  # made by the first task, so that a mistake in it is told
+    def work() -> Work:  # built within the first task, so that an error in it becomes its answer
         return Work(setting)
 
     def do(task: Mapping[str, Any], data: bytearray) -> Any:
@@ -269,7 +287,7 @@ def _serve(line: socket.socket) -> None:
     stage = None
     while True:
         if not select.select([line], [], [], _IDLE_SECONDS)[0]:
-            give_back_freed_memory()  # the parent is at something that needs it
+            give_back_freed_memory()  # the parent is busy, and may need it
         task, data = receive(line)
         if task["stage"] != stage:
             stage = task["stage"]
@@ -277,14 +295,41 @@ def _serve(line: socket.socket) -> None:
         send(line, answered(do, task, data))
 
 
-# --- wire ---
-# Messages between the parent and a worker: JSON, and bytes beside it.
+def do_task(work: Work, task: Mapping[str, Any], data: memoryview) -> Any:
+    """Run a task unless its result is stored already; store and return its (small) result."""
+    stage, number = task["stage"], task["number"]
+    done = work.desk.result(stage, number)
+    if done is None:
+        done = work.desk.finish(stage, number, _dispatch(work, task, data))
+    return done
 
-_HEADER = struct.Struct("<QQ")
+
+def _dispatch(work: Work, task: Mapping[str, Any], data: memoryview) -> Any:
+    from echelon.data.prepare import passes  # not at the top: `live` runs before numpy is imported
+
+    number = task["number"]
+    match task["do"]:
+        case "clean":
+            block = passes.block_from(task["block"], data) if task["block"] else None
+            segment = work.segments[task["segment"]]
+            return passes.clean_block(work, segment, number, block, task["split"])
+        case "look-clean":
+            segment = work.segments[task["segment"]]
+            return passes.look_clean(work, segment, number, task["at"])
+        case "look":
+            return passes.look_block(work, task["stage"], number, task["active"])
+        case "encode":
+            from echelon.data.prepare.write import encode_block
+
+            return encode_block(work, number)
+        case "shard":
+            from echelon.data.prepare.write import write_shard
+
+            return write_shard(work, task["split"], task["shard"], task["pieces"])
+    raise AssertionError(task["do"])
 
 
-class Gone(Exception):
-    """The other end is not there any more."""
+# Messages between parent and worker
 
 
 def send(wire: socket.socket, message: Mapping[str, Any], data: bytes | memoryview = b"") -> None:
@@ -321,18 +366,21 @@ def _exactly(wire: socket.socket, size: int) -> bytearray:
     return whole
 
 
-# --- answers ---
-# What comes of a task, as plain values: a result, or why there is none.
+_HEADER = struct.Struct("<QQ")
+
+
+class Gone(Exception):
+    """The other end of the socket is closed."""
+
+
+# Answers: the result of a task, or its error, as plain values
+
 
 Answer = dict[str, Any]
 
 
-class WorkerError(EchelonError):
-    """A worker ended, cannot work where it is, or met something that nobody foresaw."""
-
-
 def answered(do: Callable[..., Any], *given: Any) -> Answer:
-    """Where the work is done: whatever happens is told."""
+    """Call `do` in the worker; return its result or its error as plain values."""
     try:
         return {"result": do(*given)}
     except UserError as error:
@@ -346,7 +394,7 @@ def answered(do: Callable[..., Any], *given: Any) -> Answer:
 
 
 def result_of(answer: Mapping[str, Any], told: str) -> Any:
-    """Where the result is wanted; `told` says what was asked for."""
+    """Return the result in the parent, or raise the worker's error; `told` describes the task."""
     if "mistake" in answer:
         raise DataError(answer["mistake"])
     if "place" in answer:
@@ -360,74 +408,37 @@ def result_of(answer: Mapping[str, Any], told: str) -> Any:
     return answer["result"]
 
 
-# --- watch ---
-# How preparing data is told to those who watch.
+class WorkerError(EchelonError):
+    """A worker ended, cannot work on its machine, or met an unexpected error."""
+
+
+# Progress
 
 
 class Watch(Protocol):
-    """Sees the work go by; its faults would be the caller's."""
+    """Observes the progress of a preparation. Its exceptions are not caught."""
 
     def began(self, what: str, total: int | None, /) -> None:
-        """A part of the work begins; `total` steps, where that is known."""
+        """Called when a pass begins, with the number of its tasks if that is known."""
         ...
 
     def advanced(self, done: int, /) -> None:
-        """So many steps of it are done."""
+        """Called with the number of completed tasks."""
         ...
 
     def ended(self) -> None:
-        """All is over, well or not."""
+        """Called at the end of the preparation, whether it succeeded or failed."""
         ...
 
 
 class Unwatched:
-    """Nobody is told."""
+    """The `Watch` that ignores everything."""
 
     def began(self, what: str, total: int | None) -> None:
-        """Nothing to tell."""
+        pass
 
     def advanced(self, done: int) -> None:
-        """Nothing to tell."""
+        pass
 
     def ended(self) -> None:
-        """Nothing to tell."""
-
-
-# --- work ---
-
-
-def do_task(work: Work, task: Mapping[str, Any], data: memoryview) -> Any:
-    """Do it, unless it was done; what comes of it is small."""
-    stage, number = task["stage"], task["number"]
-    done = work.desk.result(stage, number)
-    if done is None:
-        done = work.desk.finish(stage, number, _do_task(work, task, data))
-    return done
-
-
-def _do_task(work: Work, task: Mapping[str, Any], data: memoryview) -> Any:
-    from echelon.data.prepare import (
-        passes,
-    )  # only here: a worker sets itself up before numpy is there
-    from echelon.data.prepare.passes import block_from
-
-    number = task["number"]
-    match task["do"]:
-        case "clean":
-            block = block_from(task["block"], data) if task["block"] else None
-            segment = work.segments[task["segment"]]
-            return passes.clean_block(work, segment, number, block, task["split"])
-        case "look-clean":
-            segment = work.segments[task["segment"]]
-            return passes.look_clean(work, segment, number, task["at"])
-        case "look":
-            return passes.look_block(work, task["stage"], number, task["active"])
-        case "encode":
-            from echelon.data.prepare.write import encode_block
-
-            return encode_block(work, number)
-        case "shard":
-            from echelon.data.prepare.write import write_shard
-
-            return write_shard(work, task["split"], task["shard"], task["pieces"])
-    raise AssertionError(task["do"])
+        pass

@@ -1,4 +1,4 @@
-"""Records that are all there at once, divided and dealt some at a time."""
+"""Divide and deal arrays of records part by part, as the plan does with streams."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SIZE = 317
 
 
 def parts(size: int, *columns: Any) -> Parts:
-    """These records, `size` at a time."""
+    """Return the records of these columns as `Parts` of `size` records."""
 
-    def anew() -> Iterator[Part]:
+    def one_pass() -> Iterator[Part]:
         for low in range(0, max(len(columns[0]), 1), size):
             here = slice(low, low + size)
             found: list[Any] = [None if column is None else column[here] for column in columns]
             yield Part(*found)
 
-    return anew
+    return one_pass
 
 
 def divide(
@@ -47,7 +47,7 @@ def divide(
 def fold(
     by: By, folds: int, rows: int, seed: int, keys: Any = None, given: Any = None, size: int = SIZE
 ) -> list[Any]:
-    """The splits by each of the folds: test, or as they were."""
+    """Return, for each fold, the split of all records: TEST or as given."""
     free = np.full(rows, FREE, np.int8) if given is None else given
     whole = parts(size, free, keys)
     made = (folding(by, folds, number, seed, whole) for number in range(folds))

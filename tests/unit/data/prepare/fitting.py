@@ -1,4 +1,4 @@
-"""Features as the engine uses them, in one process: blocks, passes, partials, encodings."""
+"""Fit and apply features in one process as the engine does: blocks, passes, partial results."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SCRATCH = Path("scratch")
 
 
 def feature(kind: str, source: str | list[str], to: str = "out", **settings: Any) -> Feature:
-    """A row of a recipe's `features`."""
+    """Return a feature as a row of a recipe would make it."""
     return checked(feature_kind(kind), {"kind": kind, "from": source, "to": to, **settings})
 
 
 def named(matrix: Any) -> dict[str, Any]:
-    """The columns of a matrix by name, as a table has them."""
+    """Return the columns of a matrix by name, as a table has them."""
     return {
         f"c{at}": pa.array(np.ascontiguousarray(c)) for at, c in enumerate(np.asarray(matrix).T)
     }
 
 
 def blocks(columns: Columns, size: int) -> list[Columns]:
-    """All rows, `size` at a time."""
+    """Cut all rows into blocks of `size`."""
     count = rows(next(iter(columns.values())))
     cuts = [np.arange(low, min(low + size, count)) for low in range(0, count, size)]
     return [take_all(columns, cut) for cut in cuts]
 
 
 def learn(made: Feature, columns: Columns, size: int = 100) -> Learnt:
-    """What it learns; partials go through the form in which they pass between processes."""
+    """Return what a feature learns; partial results are packed as between processes."""
     types = {name: getattr(values, "type", pa.null()) for name, values in columns.items()}
     made.check(types)
     learnt: Learnt = {}
@@ -48,7 +48,7 @@ def learn(made: Feature, columns: Columns, size: int = 100) -> Learnt:
 
 
 def encode(made: Feature, columns: Columns, learnt: Learnt, size: int = 70) -> Any:
-    """The one column it makes of all rows, block by block."""
+    """Return the one column that a feature makes of all rows, block by block."""
     parts = [made.encode(block, learnt)[made.name] for block in blocks(columns, size)]
     if isinstance(parts[0], Sparse):
         return np.concatenate([dense(cast(Sparse, part)) for part in parts])
@@ -58,12 +58,12 @@ def encode(made: Feature, columns: Columns, learnt: Learnt, size: int = 70) -> A
 
 
 def fit(made: Feature, columns: Columns, size: int = 100) -> Any:
-    """What it makes of the rows it has learnt from."""
+    """Return what a feature makes of the rows it has learnt from."""
     return encode(made, columns, learn(made, columns, size))
 
 
 def dense(sparse: Sparse) -> np.ndarray[Any, Any]:
-    """All columns of sparse rows; each at most once, in rising order."""
+    """Return sparse rows as a matrix; check that indices ascend within each row."""
     out = np.zeros((len(sparse.offsets) - 1, sparse.width), np.float64)
     of_row = np.repeat(np.arange(len(out)), np.diff(sparse.offsets))
     same = of_row[1:] == of_row[:-1]
@@ -73,5 +73,5 @@ def dense(sparse: Sparse) -> np.ndarray[Any, Any]:
 
 
 def plain(learnt: Mapping[str, Any]) -> dict[str, Any]:
-    """What was learnt, to be compared."""
+    """Return what was learnt as plain values, for comparison."""
     return {key: np.asarray(value).tolist() for key, value in learnt.items()}

@@ -1,4 +1,4 @@
-"""Categories: one-hot, hashed, crossed, joined."""
+"""Features of categories: one_hot, hashed and cross; and join."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_list_of_texts_with_a_missing_one_is_read_as_plain_texts() -> None:
     )
 
 
-def test_what_train_has_not_is_zero_everywhere() -> None:
+def test_categories_that_train_lacks_are_zero_everywhere() -> None:
     made = feature("one_hot", "text")
     learnt = learn(made, {"text": pa.array(["b", "a", "b"])})
     found = encode(made, {"text": pa.array(["a", "c", None, "b"])}, learnt)
     assert found.tolist() == [[1, 0], [0, 0], [0, 0], [0, 1]]
 
 
-def test_what_train_has_not_may_be_refused() -> None:
+def test_categories_that_train_lacks_may_be_refused() -> None:
     made = feature("one_hot", "text", unseen="refuse")
     learnt = learn(made, {"text": pa.array(["b", "a", "b"])})
     found = made.refused({"text": pa.array(["a", "c", None])}, learnt)

@@ -1,4 +1,4 @@
-"""New records on their way to a model: cleaned and encoded as those it was trained on."""
+"""New records, cleaned and encoded as the training data was."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEW = {"text": ["word 1", "word 1"], "age": [1.0, 2.0], "label": ["odd", "even"]
 
 
 def prepared(folder: Path, **more: Any) -> Prepared:
-    """Of texts, numbers and labels; what is not said of the recipe is plain."""
+    """Prepare texts, numbers and labels by a plain recipe with these settings."""
     path = folder / "raw.jsonl"
     rows = [
         {"text": f"word {at}", "age": float(at), "label": ("even", "odd")[at % 2]}
@@ -134,7 +134,7 @@ CROSSED = [
 
 
 @pytest.mark.parametrize("given", [{}, {"text": ["word 1"]}, {"label": ["odd"]}])
-def test_what_is_made_of_an_absent_label_is_absent_too(
+def test_columns_made_of_an_absent_label_are_absent_too(
     tmp_path: Path, given: dict[str, Any]
 ) -> None:
     encoded = prepared(tmp_path, features=CROSSED).encode({"age": [1.0], **given})
@@ -163,7 +163,7 @@ def test_an_indicator_of_an_absent_column_is_absent_too(tmp_path: Path) -> None:
         ({"features": [{"kind": "join", "from": ["age"], "to": "_a"}, *CROSSED]}, "'age'"),
     ],
 )
-def test_records_that_lack_what_the_recipe_reads_are_refused(
+def test_records_that_lack_columns_of_the_recipe_are_refused(
     tmp_path: Path, more: dict[str, Any], lacking: str
 ) -> None:
     said = rf"they lack {lacking} \(their columns: years, label\)"

@@ -1,4 +1,4 @@
-"""Preparing data as a whole: what goes in, what comes out, and what becomes of the rest."""
+"""Preparing data end to end: what is written, what is quarantined, what is refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare import Prepared, engine, open_prepared, prepare
-from echelon.data.prepare import write as shard
+from echelon.data.prepare import Prepared, engine, open_prepared, prepare, write
 from echelon.data.prepare.workers import Unwatched
 from echelon.data.shards import ShardSource, verify_shards
 
@@ -26,14 +25,14 @@ ROWS = 600
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks and stretches of a shard, from little data."""
+    """Make several blocks, and several windows of a shard, from little data."""
     monkeypatch.setattr(engine, "SIZE", 4096)
-    monkeypatch.setattr(shard, "WINDOW", 2048)
+    monkeypatch.setattr(write, "WINDOW", 2048)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Labels, numbers and words; one record in four is of the rare class."""
+    """Write labels, numbers and words; one record in four is of the rare class."""
     rng = np.random.default_rng(0)
     path = tmp_path / "raw.csv"
     lines = ["id,label,age,text"]
@@ -56,7 +55,7 @@ def recipe(path: Path, **more: Any) -> dict[str, Any]:
 
 
 def records(done: Prepared, split: str) -> dict[str, Any]:
-    """All columns of a split that a source can give."""
+    """Return all columns of a split that a source can give."""
     source = ShardSource(done.path(split))
     return dict(source.gather(torch.arange(len(source))))
 
@@ -111,7 +110,7 @@ def test_how_a_shard_is_gathered_does_not_show(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(recipe(table), workers=1)
-    monkeypatch.setattr(shard, "WINDOW", 1 << 20)
+    monkeypatch.setattr(write, "WINDOW", 1 << 20)
     prepare(recipe(table, write={"folder": "whole", "shards": 3}), workers=1)
     one, other = (files(Path(folder)) for folder in ("prepared", "whole"))
     shards = [name for name in one if name.endswith(".arrow")]
@@ -303,7 +302,7 @@ def test_nothing_to_prepare_is_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_became_of_all_records_is_said(
+def test_an_empty_result_reports_what_became_of_all_records(
     tmp_path: Path, content: str, more: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "some.csv"
@@ -312,7 +311,7 @@ def test_what_became_of_all_records_is_said(
         prepare(recipe(path, **({"split": None, "keep": ["n"]} | more)), workers=1)
 
 
-def test_what_became_of_all_images_is_said(tmp_path: Path) -> None:
+def test_an_empty_result_reports_what_became_of_all_images(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         (tmp_path / "pets" / name / "one.png").write_bytes(b"none")

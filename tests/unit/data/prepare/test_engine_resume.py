@@ -1,4 +1,4 @@
-"""Work that was ended, anywhere: begun again it ends as if nothing had happened."""
+"""Interrupted preparations: started again, they end with the same bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from echelon.core.errors import DataError
 from echelon.data import prepare as preparing
 from echelon.data.formats.files import sources
-from echelon.data.prepare import engine, prepare, recipe_from
-from echelon.data.prepare import write as shard
+from echelon.data.prepare import engine, prepare, recipe_from, write
 from echelon.data.prepare.workdir import Claim
 
 from .test_engine import files
@@ -21,7 +20,7 @@ LINES = 120
 
 
 class Ending:
-    """Watches, and ends the work after so many steps of it."""
+    """A watch that ends the work after so many steps."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -40,12 +39,12 @@ class Ending:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SIZE", 256)
-    monkeypatch.setattr(shard, "WINDOW", 1024)
+    monkeypatch.setattr(write, "WINDOW", 1024)
 
 
 @pytest.fixture
 def values(tmp_path: Path) -> dict[str, Any]:
-    """Every kind of pass: a step that looks, one that compares, features that follow another."""
+    """A recipe with every kind of pass: a look, a comparison, and dependent features."""
     path = tmp_path / "raw.csv"
     rows = [f"{at % 3},{at % 7 if at % 5 else ''},{at * 7919 % 90}" for at in range(LINES)]
     path.write_text("label,age,n\n" + "\n".join(rows) + "\nbad\n", encoding="utf-8")
@@ -66,7 +65,7 @@ def values(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_work_that_ends_anywhere_is_gone_on_with(values: dict[str, Any]) -> None:
+def test_work_interrupted_anywhere_is_resumed(values: dict[str, Any]) -> None:
     whole = prepare(values, workers=1)
     assert whole.counts["read"] == LINES + 1
     assert set(whole.counts["out"]) >= {"read", "clean.1 duplicates", "clean.2 range"}
@@ -83,14 +82,14 @@ def test_work_that_ends_anywhere_is_gone_on_with(values: dict[str, Any]) -> None
     assert not Path(".again.work").exists()
 
 
-def test_what_is_left_of_an_end_at_the_last_moment_is_cleared_away(values: dict[str, Any]) -> None:
+def test_leftovers_of_an_interruption_after_the_rename_are_removed(values: dict[str, Any]) -> None:
     prepare(values, workers=1)
     Path(".whole.work/out").mkdir(parents=True)
     assert not prepare(values, workers=1).fresh
     assert not Path(".whole.work").exists()
 
 
-def test_other_inputs_or_another_recipe_begin_anew(values: dict[str, Any]) -> None:
+def test_other_inputs_or_another_recipe_start_over(values: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(values, workers=1, watch=Ending(9))
     path = Path(values["read"])
@@ -101,7 +100,7 @@ def test_other_inputs_or_another_recipe_begin_anew(values: dict[str, Any]) -> No
     assert files(Path("whole")) == files(Path("fresh"))
 
 
-def test_a_machine_that_fell_begins_anew(values: dict[str, Any]) -> None:
+def test_work_from_before_a_reboot_starts_over(values: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(values, workers=1, watch=Ending(9))
     state = Path(".whole.work/state.json")
@@ -130,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(values: dict[str, Any]) -> Non
         prepare(values | write, workers=1)
 
 
-def test_another_model_in_the_same_folder_begins_anew(values: dict[str, Any]) -> None:
+def test_another_model_in_the_same_folder_starts_over(values: dict[str, Any]) -> None:
     Path("model").mkdir()
     weights = Path("model/model.safetensors")
     feature = {"kind": "sentences", "from": "label", "to": "x", "model": "model"}

@@ -1,4 +1,4 @@
-"""Images: decoded, brought to one size, and what normalises them."""
+"""The feature `image`: decoding, resizing and normalizing."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_bomb_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "decompression bomb" in made.refused(column(*PHOTOS), learnt)[1]
 
 
-def test_what_cannot_be_learnt_from_is_refused() -> None:
+def test_train_data_without_anything_to_learn_is_refused() -> None:
     made = feature("image", "image")
     with pytest.raises(DataError, match="images are of 20×30, 80×120, …: say their `size`"):
         learn(made, column(PHOTOS[0], PHOTOS[0].resize((30, 20))), 1)

@@ -1,4 +1,4 @@
-"""Numbers: scaled, brought into a range, put into bins."""
+"""Features of numbers: standardise, min_max and bins, and their quantile sketches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_missing_vector_is_the_mean_of_each_number(shape: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["standardise", "min_max"])
-def test_what_never_changes_is_no_trouble(kind: str) -> None:
+def test_constant_columns_are_no_trouble(kind: str) -> None:
     made = feature(kind, "c0")
     learnt = learn(made, {"c0": pa.array([3, 3, 3])})
     assert encode(made, {"c0": pa.array([3, 5])}, learnt).tolist() == [0, 2]
@@ -194,7 +194,7 @@ def test_wrong_columns_are_refused_before_anything_is_read() -> None:
         feature("min_max", "a", low=1)
 
 
-def test_what_an_earlier_feature_made_is_refused_when_it_is_seen() -> None:
+def test_unfit_columns_of_earlier_features_are_refused_when_they_are_seen() -> None:
     made = feature("standardise", "c0")
     offsets = np.array([0, 1])
     for values, message in (

@@ -1,4 +1,4 @@
-"""Fewer columns: principal components, truncated SVD, and those that say most."""
+"""Fewer columns: principal components, truncated SVD, selection, and sparse rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.feature_selection import mutual_info_classif
 
 from echelon.core.errors import ConfigError, DataError
-from echelon.data.prepare.features import projection as pca_module
+from echelon.data.prepare.features import projection
 from echelon.data.prepare.features.numbers import binned
 from echelon.data.prepare.steps import Columns, Ragged, Sparse
 from echelon.data.prepare.workdir import pack
@@ -56,7 +56,7 @@ def test_a_missing_value_is_the_mean() -> None:
     np.testing.assert_allclose(ours, PCA(2).fit_transform(filled), atol=1e-5)
 
 
-def test_what_pca_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_beyond_pca_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="say `components` or `variance`"):
         feature("pca", "x")
     with pytest.raises(DataError, match="feature pca: 31 components of 30 columns"):
@@ -65,7 +65,7 @@ def test_what_pca_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         learn(feature("pca", "x", components=5), {"x": CANCER.data[:3]})
     with pytest.raises(DataError, match="train has 1 record: two are needed"):
         learn(feature("pca", "x", components=1), {"x": CANCER.data[:1]})
-    monkeypatch.setattr(pca_module, "MOST", 29)
+    monkeypatch.setattr(projection, "MOST", 29)
     with pytest.raises(DataError, match="30 columns are more than 29: use the kind `svd`"):
         learn(feature("pca", "x", components=1), WIDE)
 
@@ -116,7 +116,7 @@ def test_the_seed_decides() -> None:
     assert first != other
 
 
-def test_what_svd_cannot_do_is_refused() -> None:
+def test_settings_beyond_svd_are_refused() -> None:
     with pytest.raises(DataError, match="feature svd: 31 components of 30 columns"):
         learn(feature("svd", "x", components=31), WIDE)
     with pytest.raises(DataError, match="feature svd: train has nothing but zeros"):
@@ -215,7 +215,7 @@ def test_pairs_become_sparse_rows() -> None:
     assert encode(told, {"x": LISTS}, {}).sum() == 23
 
 
-def test_what_is_no_list_of_pairs_is_refused() -> None:
+def test_columns_other_than_lists_of_pairs_are_refused() -> None:
     made = feature("sparse", "x")
     for kind in (pa.int8(), pa.list_(pa.int8()), pa.list_(pa.struct([("a", pa.int8())]))):
         with pytest.raises(DataError, match="must be lists of \\(index, value\\) pairs"):

@@ -1,4 +1,4 @@
-"""Shards that are like one another, and rare classes that count."""
+"""Dealing records out to balanced shards, class weights and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is for training, who for validation, who for the test."""
+"""Dividing records among train, valid and test: ratio, stratified, group, time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.prepare import ranking as table_module
+from echelon.data.prepare import ranking
 from echelon.data.prepare.ranking import Table, apportion, smallest, sortable
 from echelon.data.prepare.splits import By
 
@@ -173,7 +173,7 @@ def test_the_nth_smallest_is_that_of_sorted_numbers(numbers: Any) -> None:
 
 
 def test_a_table_of_keys_is_put_together_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "_OFTEN", 1000)
+    monkeypatch.setattr(ranking, "_OFTEN", 1000)
     keys = np.random.default_rng(0).integers(0, 6000, 20_000)
     table = Table.of(np.split(keys, 20))
     found, counts = np.unique(keys, return_counts=True)

@@ -1,4 +1,4 @@
-"""Cross-validation: folds that are the test in turn."""
+"""Cross-validation: dividing records among folds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dividing import divide, fold
 
 
 def in_test(found: list[Any]) -> Any:
-    """Per fold and record, whether it is for the test."""
+    """Return, per fold and record, whether it is in the test."""
     return np.stack([one == TEST for one in found])
 
 
@@ -64,7 +64,7 @@ def test_even_groups_make_even_folds() -> None:
     assert (tested.sum(1) == 1000).all()
 
 
-def test_what_has_a_split_is_in_no_fold() -> None:
+def test_records_with_a_split_are_in_no_fold() -> None:
     own = np.where(np.arange(1000) < 200, 0, FREE).astype(np.int8)
     found = fold("ratio", 5, 1000, 0, given=own)
     assert all((one[:200] == 0).all() for one in found)

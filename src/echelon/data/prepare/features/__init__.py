@@ -1,3 +1,1 @@
-"""Every kind of feature, imported when a recipe asks for it."""
-
-from __future__ import annotations
+"""Every kind of feature, imported when a recipe names it (FEATURES in recipe.py)."""

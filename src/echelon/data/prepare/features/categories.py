@@ -1,4 +1,9 @@
-"""Classes, one_hot, hashed, cross."""
+"""Features of categories: classes, one_hot, hashed, cross; and learning the categories of columns.
+
+A column of categories is read as strings, int64 or float64 (`plain`); null is missing. Learning
+counts the values of each block (`count`), merges the counts (`learn_categories`, `Tally`) and keeps
+the sorted values. `encode` turns a value into its index among them, UNSEEN (−1) if train lacks it.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +22,24 @@ from echelon.core.errors import DataError
 from echelon.core.hashing import key, words
 from echelon.data.hashing import hashes, joined
 from echelon.data.prepare.features.numbers import named
-from echelon.data.prepare.outline import is_text
-from echelon.data.prepare.steps import MADE, Columns, Feature, Ragged, Sparse, Values, gaps, mask
+from echelon.data.prepare.steps import (
+    MADE,
+    Columns,
+    Feature,
+    Ragged,
+    Sparse,
+    Values,
+    gaps,
+    is_text,
+    mask,
+)
 from echelon.data.prepare.workdir import Learnt
 
-# --- categories ---
-# Columns of categories: strings, whole numbers, truth values; and those that train has.
-
-MOST = 1_000_000
-"""More categories than this are refused: they are for hashing."""
-UNSEEN = -1
 Codes: TypeAlias = NDArray[np.int32]
-_TEXT, _WHOLE, _NUMBER = pa.large_utf8(), pa.int64(), pa.float64()
-_OFTEN = 1 << 20
 
 
 class CategoryFeature(Feature):
-    """A feature made of one or several columns of categories."""
+    """A feature of one or several columns of categories."""
 
     def check(self, names: Mapping[str, pa.DataType]) -> None:
         super().check(names)
@@ -48,8 +54,10 @@ class CategoryFeature(Feature):
                 )
 
     def columns(self, block: Columns) -> list[Any]:
-        """One Arrow array of strings, int64 or float64 per column; null is missing. Strings may be
-        numbered (a dictionary array), for a kind that is `by_category`."""
+        """Return one Arrow array of strings, int64 or float64 per column; null is missing.
+
+        For kinds that are `by_category`, strings may come as a dictionary array.
+        """
         return [column for name in self.sources for column in self._plain(name, block[name])]
 
     def _plain(self, name: str, values: Any) -> list[Any]:
@@ -58,180 +66,14 @@ class CategoryFeature(Feature):
         return plain(self.kind, name, values)
 
 
-def _is_numbered(values: Any) -> bool:
-    """Whether these are numbers into a list of texts."""
-    if not isinstance(values, pa.DictionaryArray):
-        return False
-    return is_text(values.dictionary.type) and not values.dictionary.null_count
-
-
-def plain(kind: str, name: str, values: Values) -> list[Any]:
-    """A column of categories in one of three types; the columns of a matrix apart."""
-    if isinstance(values, Sparse | Ragged):
-        raise DataError(f"feature {kind}: column {name!r} has several values per record")
-    if isinstance(values, np.ndarray):
-        flat = values.reshape(len(values), -1) if values.ndim > 1 else values[:, None]
-        return [_plain(pa.array(np.ascontiguousarray(column))) for column in flat.T]
-    return [_plain(values)]
-
-
-def labelled(kind: str, name: str, values: Values) -> list[Any]:
-    """The same of a label: of one that is an empty text nothing is learnt."""
-    columns = plain(kind, name, values)
-    return [
-        pc.if_else(pa.array(gone), pa.scalar(None, column.type), column) if gone.any() else column
-        for column, gone in zip(columns, map(gaps, columns), strict=True)
-    ]
-
-
-def _plain(values: Any) -> Any:
-    form = values.type
-    if pa.types.is_dictionary(form):
-        return _plain(_decoded(values))
-    if pa.types.is_boolean(form) or (pa.types.is_integer(form) and not pa.types.is_uint64(form)):
-        return values.cast(_WHOLE)
-    if pa.types.is_floating(form):
-        numbers = values.cast(_NUMBER)
-        return pc.if_else(pc.is_nan(numbers), pa.scalar(None, _NUMBER), numbers)
-    return values.cast(_TEXT)
-
-
-def count(columns: Sequence[Any]) -> Learnt:
-    """The different values of each column of a block, and how often they occur."""
-    found: Learnt = {"missing": np.array([column.null_count for column in columns], np.int64)}
-    for at, column in enumerate(columns):
-        counted = pc.value_counts(column)
-        values, counts = counted.field("values"), counted.field("counts")
-        there = values.is_valid()
-        found[f"values {at}"] = kept(_decoded(values.filter(there)))
-        found[f"counts {at}"] = counts.filter(there).to_numpy()
-    return found
-
-
-def _decoded(values: Any) -> Any:
-    return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
-
-
-def kept(values: Any) -> Any:
-    """Strings as Arrow has them, numbers as numpy does: what `Learnt` may hold."""
-    return values if values.type == _TEXT else values.to_numpy(zero_copy_only=False)
-
-
-class Tally:
-    """How often each value of one column occurs in all blocks."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._parts: list[Any] = []
-        self._pending = 0
-
-    def add(self, values: Any, counts: NDArray[np.int64]) -> None:
-        self._parts.append(pa.table({"value": pa.array(values), "count": counts}))
-        self._pending += len(counts)
-        if self._pending > _OFTEN:
-            self._settle()
-
-    def any(self) -> bool:
-        """Whether there is any value at all."""
-        return any(part.num_rows for part in self._parts)
-
-    def _settle(self) -> Any:
-        whole = pa.concat_tables(self._parts)
-        whole = whole.group_by("value").aggregate([("count", "sum")])
-        if whole.num_rows > MOST:
-            raise DataError(
-                f"{self._name} has more than {MOST:,} different values: use the kind `hashed`"
-            )
-        self._parts, self._pending = [whole.rename_columns(["value", "count"])], 0
-        return self._parts[0]
-
-    def chosen(self, at_least: int, size: int | None) -> Any:
-        """Sorted values that occur `at_least` so often, the `size` most frequent of them."""
-        whole = self._settle()
-        whole = whole.filter(pc.greater_equal(whole["count"], at_least))
-        # By value among those as frequent, so that it is always the same ones.
-        whole = whole.sort_by([("count", "descending"), ("value", "ascending")])
-        values = whole["value"].slice(0, size).combine_chunks()
-        return kept(values.take(pc.sort_indices(values)))
-
-
-def learn_categories(
-    names: Sequence[str], partials: Iterable[Learnt], at_least: int = 1, size: int | None = None
-) -> Learnt:
-    """What `count` found in all blocks: the categories of each column, sorted."""
-    tallies: list[Tally] = []
-    missing: NDArray[np.int64] = np.zeros(0, np.int64)
-    for partial in partials:
-        if not tallies:
-            labels = names if len(names) == len(partial["missing"]) else [", ".join(names)]
-            tallies = [
-                Tally(f"column {labels[min(at, len(labels) - 1)]!r}")
-                for at in range(len(partial["missing"]))
-            ]
-            missing = np.zeros_like(partial["missing"])
-        missing = missing + partial["missing"]
-        for at, tally in enumerate(tallies):
-            tally.add(partial[f"values {at}"], partial[f"counts {at}"])
-    found: Learnt = {"missing": missing >= max(at_least, 1)}
-    for at, tally in enumerate(tallies):
-        found[f"categories {at}"] = tally.chosen(at_least, size)
-    return found
-
-
-def sizes(learnt: Learnt) -> list[int]:
-    """How many numbers each column has: one per category, and one for missing if train has it."""
-    return [
-        len(learnt[f"categories {at}"]) + int(missing)
-        for at, missing in enumerate(learnt["missing"])
-    ]
-
-
-def encode(columns: Sequence[Any], learnt: Learnt) -> list[Codes]:
-    """The number of each record's category; the last one is missing; UNSEEN is not in train."""
-    found = []
-    for at, (column, missing) in enumerate(zip(columns, learnt["missing"], strict=True)):
-        known = pa.array(learnt[f"categories {at}"])
-        lacking = len(known) if missing else UNSEEN
-        if isinstance(column, pa.DictionaryArray):
-            codes = np.append(_codes(column.dictionary, known), np.int32(lacking))
-            at_lacking = column.indices.fill_null(len(column.dictionary))
-            found.append(codes.take(at_lacking.to_numpy()))
-            continue
-        codes = _codes(column, known)
-        if missing and column.null_count:
-            codes[column.is_null().to_numpy(zero_copy_only=False)] = lacking
-        found.append(codes)
-    return found
-
-
-def _codes(column: Any, known: Any) -> Codes:
-    numbers = pc.index_in(_as_known(column, known.type), known, skip_nulls=True)
-    return np.array(numbers.fill_null(UNSEEN))
-
-
-def _as_known(column: Any, kind: pa.DataType) -> Any:
-    """New records may have read a column as another type than train had."""
-    try:
-        return column.cast(kind)
-    except pa.ArrowException:
-        raise DataError(
-            f"a column of categories is of type {column.type}; in train it was {kind}"
-        ) from None
-
-
-# --- classes ---
-# Labels → numbers 0, 1, 2, … in the order of the labels.
-
-_CLASSES = "classes"
-_NUMBERS = "numbers"
-_SHOWN = 5
+# Classes: labels as 0, 1, 2, …
 
 
 class Classes(Feature):
-    """Whole numbers for the values of one column; a value that train does not have is refused."""
+    """The values of one column as 0, 1, 2, … in sorted order; refuses values that train lacks."""
 
     most: int = 100_000
-    """More different values than this are no classes."""
+    """The most classes; a column with more different values is refused."""
 
     passes: ClassVar[int] = 1
 
@@ -256,7 +98,7 @@ class Classes(Feature):
         found = column.unique()
         found = found.filter(pa.array(~gaps(found)))
         self._few(len(found))
-        return {_CLASSES: found.cast(pa.large_utf8()), _NUMBERS: not _is_text(column)}
+        return {_CLASSES: found.cast(pa.large_utf8()), _NUMBERS: not is_text(column.type)}
 
     def learn(self, at: int, partials: Iterable[Learnt], learnt: Learnt, scratch: Path) -> Learnt:
         found: set[str] = set()
@@ -304,36 +146,33 @@ class Classes(Feature):
         return f"class {label!r} of column {self.sources[0]!r} is not in train (there: {some})"
 
 
-def _is_text(column: Any) -> bool:
-    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+_CLASSES = "classes"
+_NUMBERS = "numbers"
+_SHOWN = 5
 
 
 def _number(label: str) -> float:
     return float(label == "true") if label in ("true", "false") else float(label)
 
 
-# --- one_hot ---
-# A column for each category, with a 1 in the one that is.
-
-DENSE = 64
-"""Up to this many columns the result is dense, where the recipe does not say."""
+# One-hot: a column per category
 
 
 class OneHot(CategoryFeature):
-    """0 and 1, float32, for the sorted categories of train, one source after the other.
+    """0 or 1, float32, for each of the sorted categories of train, one source after the other.
 
-    As scikit-learn's OneHotEncoder: a missing value is a category of its own if train has any,
-    and a category that train has not is 0 everywhere.
+    Like scikit-learn's OneHotEncoder: a missing value is a category of its own if train has any,
+    and a category that train lacks is 0 everywhere.
     """
 
     at_least: Annotated[int, Field(ge=1)] = 1
-    """Categories that train has less often are as if it had them not."""
+    """Categories that occur less often in train are ignored."""
     size: Annotated[int, Field(ge=1)] | None = None
-    """Of each source only so many categories, the most frequent ones."""
+    """The most categories per source: the most frequent ones are kept."""
     form: Literal["auto", "dense", "sparse"] = "auto"
-    """Rows of all columns, or of those that are 1 alone; by the number of columns if not said."""
+    """Dense or sparse rows; `auto` decides by the number of columns."""
     unseen: Literal["zeros", "refuse"] = "zeros"
-    """What becomes of a record with a category that train has not."""
+    """Whether a category that train lacks is all zeros, or refuses its record."""
 
     passes: ClassVar[int] = 1
     by_category: ClassVar[bool] = True
@@ -364,7 +203,7 @@ class OneHot(CategoryFeature):
         return {self.name: spread(codes, width) if dense else listed(codes, width)}
 
     def _codes(self, block: Columns, learnt: Learnt) -> tuple[Codes, int]:
-        """[N, sources]: which column of the result is 1, or UNSEEN."""
+        """Return, for each source [N, sources], the output column that is 1, or UNSEEN."""
         ends = np.cumsum(sizes(learnt))
         columns = encode(self.columns(block), learnt)
         out = np.empty((len(columns[0]), len(columns)), np.int32)
@@ -375,8 +214,12 @@ class OneHot(CategoryFeature):
         return out, int(ends[-1])
 
 
+DENSE = 64
+"""With `form: auto` the result is dense up to this many columns."""
+
+
 def spread(codes: Codes, width: int) -> NDArray[np.float32]:
-    """Dense rows with a 1 at each code that is not UNSEEN."""
+    """Return dense rows with a 1 at each code that is not UNSEEN."""
     out = np.zeros((len(codes), width), np.float32)
     flat, starts = out.reshape(-1), np.arange(len(codes)) * width
     for column in codes.T:
@@ -387,7 +230,7 @@ def spread(codes: Codes, width: int) -> NDArray[np.float32]:
 
 
 def listed(codes: Codes, width: int) -> Sparse:
-    """The same as sparse rows; each has its codes in rising order."""
+    """Return sparse rows with a 1 at each code that is not UNSEEN, codes ascending."""
     count, each = codes.shape
     indices, offsets = codes.reshape(-1), np.arange(0, codes.size + 1, each)
     if codes.min(initial=0) == UNSEEN:
@@ -397,31 +240,30 @@ def listed(codes: Codes, width: int) -> Sparse:
     return Sparse(indices, np.ones(len(indices), np.float32), offsets, width)
 
 
-# --- hashed ---
-# Categories as numbers of a fixed number of buckets: nothing is learnt, however many there are.
+# Hashing: a bucket per category, with nothing to learn
 
-_HASHED_TAG = 0xB0C4
-_MISSING = key(_HASHED_TAG, 0)
-_HASHED_NUMBER = key(_HASHED_TAG, 1)
 
+_HASH_TAG = 0xB0C4
+_MISSING_BITS = key(_HASH_TAG, 0)
+_NUMBER_SALT = key(_HASH_TAG, 1)
 Buckets = Annotated[int, Field(ge=2, le=1 << 40)]
 
 
 class Hashed(CategoryFeature):
     """The bucket of each category, int64 in [0, buckets), for an embedding; or sparse rows.
 
-    Whatever is seen for the first time has its bucket; so have missing values. Equal categories of
-    different sources have buckets of their own.
+    Nothing is learnt: every category, new or not, and the missing value hash to a bucket. Equal
+    categories of different sources hash independently.
     """
 
     buckets: Buckets = 1 << 18
     form: Literal["numbers", "sparse"] = "numbers"
-    """[N] or [N, sources] numbers; or rows of `buckets` columns that are how often each occurs."""
+    """Bucket numbers [N] or [N, sources]; or sparse rows that count each of the `buckets`."""
     seed: int = 0
 
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
         found = [
-            buckets(bits(column), self.buckets, key(_HASHED_TAG, self.seed, at))
+            buckets(bits(column), self.buckets, key(_HASH_TAG, self.seed, at))
             for at, column in enumerate(self.columns(block))
         ]
         if self.form == "numbers":
@@ -433,49 +275,44 @@ class Hashed(CategoryFeature):
 
 
 def bits(column: Any) -> NDArray[np.uint64]:
-    """64 bits for each category, the same in every block and run."""
+    """Return a 64-bit hash of each category, the same in every block and run."""
     if column.type == pa.large_utf8():
         found = hashes(column.fill_null(""))
     else:
-        # 0.0 and −0.0 are one number and two patterns of bits.
+        # Adding 0 turns −0.0 into 0.0, which has other bits.
         numbers = column.fill_null(0).to_numpy(zero_copy_only=False) + 0
-        found = words(np.ascontiguousarray(numbers).view(np.uint64), _HASHED_NUMBER)
+        found = words(np.ascontiguousarray(numbers).view(np.uint64), _NUMBER_SALT)
     if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _MISSING
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _MISSING_BITS
     return found
 
 
 def buckets(found: NDArray[np.uint64], count: int, salt: int) -> NDArray[np.int64]:
-    """The bucket of each."""
+    """Return the bucket of each hash."""
     return (words(found, salt) % np.uint64(count)).view(np.int64)
 
 
 def _summed(codes: NDArray[np.int64], width: int) -> Sparse:
-    """Sparse rows that say how often each code occurs, in rising order."""
+    """Return sparse rows with the number of times that each code occurs, codes ascending."""
     ordered = np.sort(codes, 1)
     first = np.ones(ordered.shape, bool)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     offsets = np.zeros(len(codes) + 1, np.int64)
     np.cumsum(first.sum(1), out=offsets[1:])
-    # A row's first code is always one: so no run of equal codes goes on into the next row.
+    # The first code of a row always starts a run, so no run of equal codes crosses rows.
     starts = np.flatnonzero(first)
     values = np.diff(starts, append=first.size).astype(np.float32)
     return Sparse(ordered[first], values, offsets, width)
 
 
-# --- cross ---
-# Several categories as one: each combination is a category of its own.
-
-SEPARATOR = pa.scalar(" × ", pa.large_utf8())
-_CROSS_TAG = 0xC505
+# Crosses: combinations of categories as categories
 
 
 class Cross(CategoryFeature):
-    """Combinations of two or more columns.
+    """Combinations of two or more columns, each a category of its own.
 
-    With `buckets`, the bucket of each (int64), where a missing value is as good as any other.
-    Without, a string such as `Male × Sales` for one_hot, target or hashed; it is missing where one
-    of its parts is.
+    With `buckets`: the bucket of each combination, int64; a missing value counts like any other.
+    Without: a string such as `Male × Sales`, for one_hot, target or hashed; missing if a part is.
     """
 
     buckets: Buckets | None = None
@@ -499,3 +336,180 @@ class Cross(CategoryFeature):
 
     def different(self, learnt: Learnt) -> int | None:
         return self.buckets
+
+
+SEPARATOR = pa.scalar(" × ", pa.large_utf8())
+_CROSS_TAG = 0xC505
+
+
+# Learning the categories of columns
+
+
+MOST = 1_000_000
+"""The most categories of a column; more are a case for hashing."""
+UNSEEN = -1
+"""The code of a category that train lacks."""
+_TEXT, _WHOLE, _NUMBER = pa.large_utf8(), pa.int64(), pa.float64()
+_OFTEN = 1 << 20
+"""Counts of blocks are merged when they have more values than this."""
+
+
+def plain(kind: str, name: str, values: Values) -> list[Any]:
+    """Return a column of categories as strings, int64 or float64; of a matrix, each column."""
+    if isinstance(values, Sparse | Ragged):
+        raise DataError(f"feature {kind}: column {name!r} has several values per record")
+    if isinstance(values, np.ndarray):
+        flat = values.reshape(len(values), -1) if values.ndim > 1 else values[:, None]
+        return [_plain(pa.array(np.ascontiguousarray(column))) for column in flat.T]
+    return [_plain(values)]
+
+
+def labelled(kind: str, name: str, values: Values) -> list[Any]:
+    """Like `plain`, for a label: an empty text is missing, too."""
+    columns = plain(kind, name, values)
+    return [
+        pc.if_else(pa.array(gone), pa.scalar(None, column.type), column) if gone.any() else column
+        for column, gone in zip(columns, map(gaps, columns), strict=True)
+    ]
+
+
+def _plain(values: Any) -> Any:
+    form = values.type
+    if pa.types.is_dictionary(form):
+        return _plain(_decoded(values))
+    if pa.types.is_boolean(form) or (pa.types.is_integer(form) and not pa.types.is_uint64(form)):
+        return values.cast(_WHOLE)
+    if pa.types.is_floating(form):
+        numbers = values.cast(_NUMBER)
+        return pc.if_else(pc.is_nan(numbers), pa.scalar(None, _NUMBER), numbers)
+    return values.cast(_TEXT)
+
+
+def _is_numbered(values: Any) -> bool:
+    """Return whether these are dictionary-encoded texts."""
+    if not isinstance(values, pa.DictionaryArray):
+        return False
+    return is_text(values.dictionary.type) and not values.dictionary.null_count
+
+
+def _decoded(values: Any) -> Any:
+    return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
+
+
+def count(columns: Sequence[Any]) -> Learnt:
+    """Return the different values of each column of a block, and how often they occur."""
+    found: Learnt = {"missing": np.array([column.null_count for column in columns], np.int64)}
+    for at, column in enumerate(columns):
+        counted = pc.value_counts(column)
+        values, counts = counted.field("values"), counted.field("counts")
+        there = values.is_valid()
+        found[f"values {at}"] = kept(_decoded(values.filter(there)))
+        found[f"counts {at}"] = counts.filter(there).to_numpy()
+    return found
+
+
+def learn_categories(
+    names: Sequence[str], partials: Iterable[Learnt], at_least: int = 1, size: int | None = None
+) -> Learnt:
+    """Merge what `count` found in all blocks to the sorted categories of each column."""
+    tallies: list[Tally] = []
+    missing: NDArray[np.int64] = np.zeros(0, np.int64)
+    for partial in partials:
+        if not tallies:
+            labels = names if len(names) == len(partial["missing"]) else [", ".join(names)]
+            tallies = [
+                Tally(f"column {labels[min(at, len(labels) - 1)]!r}")
+                for at in range(len(partial["missing"]))
+            ]
+            missing = np.zeros_like(partial["missing"])
+        missing = missing + partial["missing"]
+        for at, tally in enumerate(tallies):
+            tally.add(partial[f"values {at}"], partial[f"counts {at}"])
+    found: Learnt = {"missing": missing >= max(at_least, 1)}
+    for at, tally in enumerate(tallies):
+        found[f"categories {at}"] = tally.chosen(at_least, size)
+    return found
+
+
+class Tally:
+    """Counts how often each value of one column occurs in all blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._parts: list[Any] = []
+        self._pending = 0
+
+    def add(self, values: Any, counts: NDArray[np.int64]) -> None:
+        self._parts.append(pa.table({"value": pa.array(values), "count": counts}))
+        self._pending += len(counts)
+        if self._pending > _OFTEN:
+            self._settle()
+
+    def any(self) -> bool:
+        """Return whether there is any value."""
+        return any(part.num_rows for part in self._parts)
+
+    def _settle(self) -> Any:
+        whole = pa.concat_tables(self._parts)
+        whole = whole.group_by("value").aggregate([("count", "sum")])
+        if whole.num_rows > MOST:
+            raise DataError(
+                f"{self._name} has more than {MOST:,} different values: use the kind `hashed`"
+            )
+        self._parts, self._pending = [whole.rename_columns(["value", "count"])], 0
+        return self._parts[0]
+
+    def chosen(self, at_least: int, size: int | None) -> Any:
+        """Return the `size` most frequent of the values that occur `at_least` so often, sorted."""
+        whole = self._settle()
+        whole = whole.filter(pc.greater_equal(whole["count"], at_least))
+        # Equally frequent values are ordered by value, so that the choice is reproducible.
+        whole = whole.sort_by([("count", "descending"), ("value", "ascending")])
+        values = whole["value"].slice(0, size).combine_chunks()
+        return kept(values.take(pc.sort_indices(values)))
+
+
+def kept(values: Any) -> Any:
+    """Return the form that `Learnt` can hold: strings in Arrow, numbers in numpy."""
+    return values if values.type == _TEXT else values.to_numpy(zero_copy_only=False)
+
+
+def sizes(learnt: Learnt) -> list[int]:
+    """Return the number of codes of each column: its categories, and missing if train has it."""
+    return [
+        len(learnt[f"categories {at}"]) + int(missing)
+        for at, missing in enumerate(learnt["missing"])
+    ]
+
+
+def encode(columns: Sequence[Any], learnt: Learnt) -> list[Codes]:
+    """Return the code of each value: its category, the last code for missing, or UNSEEN."""
+    found = []
+    for at, (column, missing) in enumerate(zip(columns, learnt["missing"], strict=True)):
+        known = pa.array(learnt[f"categories {at}"])
+        lacking = len(known) if missing else UNSEEN
+        if isinstance(column, pa.DictionaryArray):
+            codes = np.append(_codes(column.dictionary, known), np.int32(lacking))
+            at_lacking = column.indices.fill_null(len(column.dictionary))
+            found.append(codes.take(at_lacking.to_numpy()))
+            continue
+        codes = _codes(column, known)
+        if missing and column.null_count:
+            codes[column.is_null().to_numpy(zero_copy_only=False)] = lacking
+        found.append(codes)
+    return found
+
+
+def _codes(column: Any, known: Any) -> Codes:
+    numbers = pc.index_in(_as_known(column, known.type), known, skip_nulls=True)
+    return np.array(numbers.fill_null(UNSEEN))
+
+
+def _as_known(column: Any, kind: pa.DataType) -> Any:
+    """Cast to the type that train had; a reader may infer another type from new records."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        raise DataError(
+            f"a column of categories is of type {column.type}; in train it was {kind}"
+        ) from None

@@ -1,4 +1,10 @@
-"""Decode, resize, channel moments."""
+"""The feature `image`: decode images, bring them to one size, and learn their channel moments.
+
+    column ─ images ─▶ bytes or array per image ─ pixels ─▶ uint8 [C, H, W], or Unfit with a reason
+
+Learning, refusing and encoding all run this pipeline. The engine asks for the refused rows of a
+block first and then for its encoding, so the last decoded block is cached (`_Last`).
+"""
 
 from __future__ import annotations
 
@@ -23,140 +29,30 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
 
-# --- pixels ---
-# One image after the other: from bytes or arrays to pixels of one size and form.
-
 Fit: TypeAlias = Literal["stretch", "crop", "pad"]
 Pixels: TypeAlias = NDArray[np.uint8]
-_GREY = ("1", "L", "LA")
-_SHARP = 2
-"""A jpeg is decoded at the least size that is so many times the wanted one."""
-
-
-class Form(NamedTuple):
-    """What all images are to be like; None: as they are."""
-
-    size: tuple[int, int] | None
-    """Height and width."""
-    channels: int | None
-    fit: Fit = "stretch"
-
-
-class Unfit(Exception):
-    """An image that cannot be used, and why."""
-
-
-def images(column: Any, kind: str, name: str) -> Iterator[Any]:
-    """What is known of each image: its bytes, its pixels, or None where it is missing."""
-    if isinstance(column, np.ndarray):
-        yield from _arrays(column, kind, name)
-    elif isinstance(column.type, pa.FixedShapeTensorType):
-        yield from _arrays(column.to_numpy_ndarray(), kind, name)
-    elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        yield from (scalar.as_buffer() for scalar in column)
-    else:
-        raise DataError(f"feature {kind}: column {name!r} is of type {column.type}: no images")
-
-
-def pixels(image: Any, form: Form) -> Pixels:
-    """uint8 [C, H, W]; raises Unfit."""
-    if image is None:
-        raise Unfit("the image is missing")
-    from PIL import Image
-
-    if isinstance(image, np.ndarray):
-        return _stacked(_formed(_from_array(image), form))
-    try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(image)) as opened:
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            if form.size is not None:
-                height, width = form.size
-                opened.draft(None, (width * _SHARP, height * _SHARP))
-            opened.load()
-            return _stacked(_formed(_upright(opened), form))
-    except Unfit:
-        raise
-    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as error:
-        raise Unfit(f"not a readable image: {error}") from None
-
-
-def _arrays(values: Any, kind: str, name: str) -> Iterator[Pixels]:
-    fits = values.dtype == np.uint8 and values.ndim in (3, 4)
-    if not fits or (values.ndim == 4 and values.shape[1] not in (1, 3)):
-        raise DataError(
-            f"feature {kind}: column {name!r} holds {values.dtype} {list(values.shape[1:])}: "
-            f"images are uint8 [H, W], [1, H, W] or [3, H, W]"
-        )
-    yield from values
-
-
-def _from_array(image: Pixels) -> PillowImage:
-    from PIL import Image
-
-    if image.ndim == 3:
-        image = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-    return Image.fromarray(np.ascontiguousarray(image))
-
-
-def _upright(image: PillowImage) -> PillowImage:
-    """Cameras note how they were held, and leave the turning to others."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
-
-
-def _formed(image: PillowImage, form: Form) -> PillowImage:
-    image = image.convert("L" if _grey(image, form.channels) else "RGB")
-    if form.size is None:
-        return image
-    height, width = form.size
-    if image.size == (width, height):
-        return image
-    if form.fit == "stretch":
-        return image.resize((width, height))
-    from PIL import ImageOps
-
-    change = ImageOps.fit if form.fit == "crop" else ImageOps.pad
-    return change(image, (width, height))
-
-
-def _grey(image: PillowImage, channels: int | None) -> bool:
-    if image.mode.startswith(("I", "F")):
-        raise Unfit(f"pixels of mode {image.mode}: those of 8 bits are taken")
-    return image.mode in _GREY if channels is None else channels == 1
-
-
-def _stacked(image: PillowImage) -> Pixels:
-    array = np.asarray(image)
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-
-
-# --- image ---
-# Images, decoded and brought to one size, with the figures that normalise them.
-
 Side = Annotated[int, Field(ge=1, le=65_500)]
 Decoded: TypeAlias = tuple[Pixels, dict[int, str]]
-"""Every image, and why there is nothing in some places."""
-_AT_ONCE = 64
+"""All images of a block, and for those that could not be used the row and the reason."""
 
 
 class Image(Feature):
-    """uint8 [N, C, H, W] from encoded bytes, or from arrays of such pixels.
+    """uint8 [N, C, H, W] from encoded images, or from arrays of pixels.
 
-    What is learnt is the mean and deviation of each channel of train (0 to 255), and, where the
-    recipe does not say them, the size of its images and whether they are all grey. An image that
-    is missing, cannot be read or has another size than those of train is refused.
+    Learns mean and deviation of each channel of train (0 to 255) and, unless the recipe sets them,
+    the size of the images and whether all are gray. Refuses an image that is missing, cannot be
+    read, or has another size than those of train.
     """
 
     size: Side | tuple[Side, Side] | None = None
-    """A side, or height and width; left out: all have the same already."""
+    """A side, or height and width; by default all images must have one size already."""
     channels: Literal[1, 3] | None = None
-    """Grey or colours; left out: grey if all of train are."""
+    """Gray or color; by default gray if all images of train are."""
     fit: Fit = "stretch"
-    """How another shape is made to fit: stretched, cut at its middle, or with black at its rims."""
+    """How another aspect ratio is made to fit: stretched, center-cropped, or padded with black."""
     normalise: bool = False
-    """float32 of mean 0 and deviation 1 per channel, at four times the space; else that is left
-    to the model."""
+    """Write float32 of mean 0 and deviation 1 per channel, which takes four times the space; by
+    default the model normalizes."""
 
     passes: ClassVar[int] = 1
 
@@ -195,7 +91,7 @@ class Image(Feature):
             raise DataError(f"feature {self.kind}: images are of {shown}, …: say their `size`")
         whole = grey
         if colour.count.any():
-            # A grey image among colours has the same in all three.
+            # A gray image among color images counts with the same moments in all three channels.
             colour.merge(np.repeat(grey.state(), 3, 1))
             whole = colour
         std = np.where(whole.max > whole.min, whole.std, 1.0)
@@ -217,7 +113,7 @@ class Image(Feature):
         return {self.name: (out - mean) / std}
 
     def all_pixels(self, block: Columns, learnt: Learnt) -> Decoded:
-        """What `refused` and `encode` are made of."""
+        """Decode all images of a block, for `refused` and `encode`."""
         channels, height, width = learnt["shape"]
         form = Form(self._size, channels, self.fit)
         column: Any = block[self.sources[0]]
@@ -249,7 +145,7 @@ class Image(Feature):
 
 
 class _Channels:
-    """Moments of images that come one by one: a few at a time."""
+    """Channel moments of images that come one by one; adds them up in small batches."""
 
     def __init__(self, channels: int) -> None:
         self._moments = Moments((channels, 1, 1))
@@ -274,12 +170,14 @@ class _Channels:
             self._waiting = []
 
 
+_AT_ONCE = 64
+
+
 class _Last:
-    """The block that was decoded last: those that are asked which rows they refuse are then asked
-    for the others, and to decode is most of their work."""
+    """A cache of the last decoded block, because `refused` and `encode` both need it."""
 
     def __init__(self) -> None:
-        # In one piece, which threads replace but never change.
+        # One tuple, which is replaced but never changed, so threads need no lock.
         self._kept: tuple[Any, ...] | None = None
 
     def of(self, feature: Image, block: Columns, learnt: Learnt) -> Decoded:
@@ -297,3 +195,111 @@ class _Last:
 
 
 _last = _Last()
+
+
+# One image: from bytes or an array to pixels of one size and form
+
+
+class Form(NamedTuple):
+    """The form that all images are brought to; None leaves a property as it is."""
+
+    size: tuple[int, int] | None
+    """Height and width."""
+    channels: int | None
+    fit: Fit = "stretch"
+
+
+class Unfit(Exception):
+    """Raised for an image that cannot be used, with the reason."""
+
+
+def images(column: Any, kind: str, name: str) -> Iterator[Any]:
+    """Yield each image as its bytes or its pixels, or None if it is missing."""
+    if isinstance(column, np.ndarray):
+        yield from _arrays(column, kind, name)
+    elif isinstance(column.type, pa.FixedShapeTensorType):
+        yield from _arrays(column.to_numpy_ndarray(), kind, name)
+    elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        yield from (scalar.as_buffer() for scalar in column)
+    else:
+        raise DataError(f"feature {kind}: column {name!r} is of type {column.type}: no images")
+
+
+def _arrays(values: Any, kind: str, name: str) -> Iterator[Pixels]:
+    fits = values.dtype == np.uint8 and values.ndim in (3, 4)
+    if not fits or (values.ndim == 4 and values.shape[1] not in (1, 3)):
+        raise DataError(
+            f"feature {kind}: column {name!r} holds {values.dtype} {list(values.shape[1:])}: "
+            f"images are uint8 [H, W], [1, H, W] or [3, H, W]"
+        )
+    yield from values
+
+
+def pixels(image: Any, form: Form) -> Pixels:
+    """Return the pixels of an image, uint8 [C, H, W]; raise Unfit if it cannot be used."""
+    if image is None:
+        raise Unfit("the image is missing")
+    from PIL import Image
+
+    if isinstance(image, np.ndarray):
+        return _stacked(_formed(_from_array(image), form))
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(image)) as opened:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            if form.size is not None:
+                height, width = form.size
+                opened.draft(None, (width * _SHARP, height * _SHARP))
+            opened.load()
+            return _stacked(_formed(_upright(opened), form))
+    except Unfit:
+        raise
+    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as error:
+        raise Unfit(f"not a readable image: {error}") from None
+
+
+_SHARP = 2
+"""A jpeg is decoded at the smallest scale that is at least so many times the wanted size."""
+
+
+def _from_array(image: Pixels) -> PillowImage:
+    from PIL import Image
+
+    if image.ndim == 3:
+        image = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(image))
+
+
+def _upright(image: PillowImage) -> PillowImage:
+    """Turn an image as its EXIF orientation says; cameras store the pixels unturned."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
+def _formed(image: PillowImage, form: Form) -> PillowImage:
+    image = image.convert("L" if _grey(image, form.channels) else "RGB")
+    if form.size is None:
+        return image
+    height, width = form.size
+    if image.size == (width, height):
+        return image
+    if form.fit == "stretch":
+        return image.resize((width, height))
+    from PIL import ImageOps
+
+    change = ImageOps.fit if form.fit == "crop" else ImageOps.pad
+    return change(image, (width, height))
+
+
+def _grey(image: PillowImage, channels: int | None) -> bool:
+    if image.mode.startswith(("I", "F")):
+        raise Unfit(f"pixels of mode {image.mode}: those of 8 bits are taken")
+    return image.mode in _GREY if channels is None else channels == 1
+
+
+_GREY = ("1", "L", "LA")
+
+
+def _stacked(image: PillowImage) -> Pixels:
+    array = np.asarray(image)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

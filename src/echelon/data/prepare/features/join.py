@@ -1,4 +1,4 @@
-"""Join, sparse."""
+"""Features without arithmetic: join columns to the one input of a model; read sparse rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,9 @@ from echelon.data.prepare.features.numbers import matrix, named
 from echelon.data.prepare.steps import MADE, Columns, Feature, Ragged, Sparse, Values
 from echelon.data.prepare.workdir import Learnt
 
-# --- join ---
-# Columns of numbers side by side: the one input of a model.
-
 
 class Join(Feature):
-    """float32 rows of all sources, one after the other; sparse if one of them is.
-
-    Missing values stay missing (NaN).
-    """
+    """float32 rows of all sources side by side; sparse if one of them is. Missing values: NaN."""
 
     def check(self, names: Mapping[str, pa.DataType]) -> None:
         super().check(names)
@@ -56,7 +50,7 @@ def _as_sparse(part: NDArray[np.float32] | Sparse) -> Sparse:
 
 
 def side_by_side(parts: list[Sparse]) -> Sparse:
-    """Rows of all parts, one part's columns after the other's."""
+    """Concatenate sparse rows: the columns of one part after those of the other."""
     lengths = np.stack([np.diff(part.offsets) for part in parts], 1)
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths.sum(1), out=offsets[1:])
@@ -65,7 +59,7 @@ def side_by_side(parts: list[Sparse]) -> Sparse:
     before = lengths.cumsum(1) - lengths
     width = 0
     for at, part in enumerate(parts):
-        # Entry j of the part, in row i, goes to where the row begins plus what is before it.
+        # An entry of the part moves by where its row begins plus the row's entries of parts before.
         shift = offsets[:-1] + before[:, at] - part.offsets[:-1]
         target = np.repeat(shift, lengths[:, at]) + np.arange(len(part.indices))
         indices[target] = part.indices + width
@@ -74,14 +68,11 @@ def side_by_side(parts: list[Sparse]) -> Sparse:
     return Sparse(indices, values, offsets, width)
 
 
-# --- sparse ---
-# Lists of (index, value) pairs, as libsvm files have them, as sparse rows.
-
-
 class SparseRows(Feature):
-    """float32 rows of as many columns as `width` says, or else as train has.
+    """Sparse float32 rows from lists of (index, value) pairs, as libsvm files have them.
 
-    What lies beyond is left out; a missing list is a row of zeros.
+    The number of columns is `width`, or by default that of train; entries beyond are dropped. A
+    missing list is a row of zeros.
     """
 
     width: Annotated[int, Field(ge=1)] | None = None

@@ -1,10 +1,14 @@
-"""Pca, svd."""
+"""Features that reduce many columns to few: principal components and truncated SVD.
+
+Neither holds the data. PCA adds up a covariance matrix [D, D], so it is limited to dense columns;
+SVD multiplies with a few random directions, pass by pass, and takes sparse rows of any width.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,30 +16,27 @@ from pydantic import Field, model_validator
 
 from echelon.core.config.sections import SettingError
 from echelon.core.errors import DataError
-from echelon.data.prepare.features.numbers import Matrix, Rows, Scaled, filled, named, rows, upright
-from echelon.data.prepare.steps import Columns, Feature, Values, one_thread
+from echelon.data.prepare.features.numbers import Matrix, Scaled, filled, matrix, named
+from echelon.data.prepare.steps import Columns, Feature, Sparse, Values, one_thread
 from echelon.data.prepare.workdir import Learnt
 
-# --- pca ---
-# The few directions in which records differ most.
-
-MOST = 4096
-"""Columns at most: their covariances are a matrix of 128 MB."""
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 class PCA(Scaled):
-    """Principal components, float32 [N, components], as scikit-learn's PCA by its full solver.
+    """Principal components, float32 [N, components], like scikit-learn's PCA with its full solver.
 
-    The first look finds the means of train, the second adds up the products of what differs from
-    them; a missing value is the mean.
+    The first pass finds the means of train, the second adds up the products of the deviations from
+    them. A missing value counts as the mean.
     """
 
     components: Annotated[int, Field(ge=1)] | None = None
-    """How many directions; or say `variance`."""
+    """The number of components; or set `variance`."""
     variance: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """As many directions as hold at least this part of the variance."""
+    """Take as many components as explain at least this share of the variance."""
     whiten: bool = False
-    """Bring every direction to variance 1."""
+    """Scale every component to variance 1."""
 
     passes: ClassVar[int] = 2
 
@@ -76,7 +77,7 @@ class PCA(Scaled):
         with one_thread():
             found = self._centred(block, learnt) @ learnt["components"].T
         if self.whiten:
-            # A direction in which nothing differs stays 0.
+            # A component of zero variance stays 0.
             found /= np.sqrt(np.maximum(learnt["variances"], np.finfo(float).eps))
         return {self.name: found.astype(np.float32)}
 
@@ -107,26 +108,24 @@ class PCA(Scaled):
         return min(int(np.searchsorted(parts, self.variance, "right")) + 1, len(variances))
 
 
-# --- svd ---
-# Many columns as few, straight from sparse rows: what latent semantic analysis does.
-
-_TAG = 0x57D
+MOST = 4096
+"""Columns that PCA takes at most: their covariances are a matrix of 128 MB."""
 
 
 class SVD(Feature):
-    """Rows times the `components` largest right singular vectors of train, float32.
+    """Rows times the `components` leading right singular vectors of train, float32.
 
-    Randomised subspace iteration (Halko, Martinsson and Tropp): some more directions than are
-    wanted, drawn by `seed`, are multiplied by XᵀX and made orthogonal again, once per look; a last
-    look finds the singular vectors among them. As scikit-learn's TruncatedSVD: what is left is the
-    smaller, the faster singular values fall and the more `iterations` there are. Missing values
-    are 0.
+    On rows of tf-idf this is latent semantic analysis. Randomized subspace iteration (Halko,
+    Martinsson and Tropp): `components` + `more` random directions are multiplied by XᵀX and made
+    orthogonal again, once per pass; a last pass finds the singular vectors in their span. As in
+    scikit-learn's TruncatedSVD, the error falls with more `iterations` and with faster decay of the
+    singular values. Missing values count as 0.
     """
 
     components: Annotated[int, Field(ge=1)] = 100
     iterations: Annotated[int, Field(ge=1, le=100)] = 4
     more: Annotated[int, Field(ge=0)] = 10
-    """Directions that are carried along and dropped in the end."""
+    """Additional directions for accuracy, dropped in the end (scikit-learn: n_oversamples)."""
     seed: int = 0
 
     @property
@@ -184,3 +183,37 @@ class SVD(Feature):
             "values": np.sqrt(largest),
             "parts": largest / max(squares, np.finfo(float).tiny),
         }
+
+
+_TAG = 0x57D
+Rows: TypeAlias = "Matrix | csr_array"
+
+
+def rows(kind: str, block: Columns, names: list[str]) -> Rows:
+    """Return float64 rows: sparse for a single sparse column, else dense with missing values 0."""
+    first = block[names[0]]
+    if len(names) == 1 and isinstance(first, Sparse):
+        return compressed(first)
+    dense = matrix(kind, block, names)
+    dense[np.isnan(dense)] = 0
+    return dense
+
+
+def compressed(sparse: Sparse) -> csr_array:
+    """Return the rows as a scipy matrix."""
+    from scipy.sparse import csr_array
+
+    shape = (len(sparse.offsets) - 1, sparse.width)
+    values = sparse.values.astype(np.float64)
+    return csr_array((values, sparse.indices, sparse.offsets), shape)
+
+
+def upright(components: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Flip directions [K, D] so that their largest entry is positive, as scikit-learn does.
+
+    Without this, their sign would depend on the BLAS library.
+    """
+    largest = np.abs(components).argmax(1)
+    signs: Any = np.sign(components[np.arange(len(components)), largest])
+    out: NDArray[np.float64] = components * np.where(signs == 0, 1, signs)[:, None]
+    return out

@@ -1,8 +1,13 @@
-"""Target, select."""
+"""Features that learn from a label: target encoding of categories, and selection of columns.
+
+Both make two passes over train: the first finds the categories, classes or bounds of bins, the
+second counts labels within them. Records without a label are not learnt from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,34 +28,33 @@ from echelon.data.prepare.features.categories import (
     learn_categories,
     sizes,
 )
-from echelon.data.prepare.features.numbers import Figures, bin_bounds, binned, matrix, named
-from echelon.data.prepare.steps import RECORD, SPLIT, Columns, Feature, Sparse, Values
+from echelon.data.prepare.features.numbers import bin_bounds, binned, matrix, named
+from echelon.data.prepare.ranking import TRAIN
+from echelon.data.prepare.steps import RECORD, SPLIT, Array, Columns, Feature, Sparse, Values
 from echelon.data.prepare.workdir import Learnt
 
-# --- target ---
-# Categories as the mean of what is to be predicted among their records.
+Integers = NDArray[np.int64]
 
-_TAG = 0x7A46
-_TRAIN = 0
-_NAMES = ("count", "mean", "squares")
+
+# Target: categories as the mean of a label
 
 
 class Target(CategoryFeature):
-    """The smoothed mean of `label` for each category, float32, as scikit-learn's TargetEncoder.
+    """The smoothed mean of `label` for each category, float32, like scikit-learn's TargetEncoder.
 
-    A record of train must not see its own label: train is divided into `folds` by the records'
-    numbers, and those of a fold are encoded by what the other folds say. All other records are
-    encoded by the whole of train. A category that is not there gets the mean of all labels; a
-    missing value is a category of its own. Train records without a label are not learnt from.
+    A train record must not see its own label: train is divided into `folds` by record number, and
+    the records of a fold are encoded by the means of the other folds. All other records are encoded
+    by the means of the whole of train. A category that train lacks gets the mean of all labels; a
+    missing value is a category of its own.
     """
 
     label: str
-    """What is to be predicted."""
+    """The column to predict."""
     of: Literal["number", "class"] = "number"
-    """The label's mean; or the share of each class (of two classes, of the second alone)."""
+    """Mean of a number, or share of each class (with two classes, of the second one only)."""
     smooth: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """As many records with the mean of all labels are added to each category; or as many as the
-    spread of labels within a category and over all suggests (empirical Bayes)."""
+    """So many records with the mean of all labels are added to each category; `auto` chooses the
+    number by the variance of labels within the category and overall (empirical Bayes)."""
     folds: Annotated[int, Field(ge=2, le=100)] = 5
     seed: int = 0
 
@@ -102,12 +106,12 @@ class Target(CategoryFeature):
         return {**learnt, **tables}
 
     def encode(self, block: Columns, learnt: Learnt) -> dict[str, Values]:
-        # Where nothing is known of splits, as with new data, no record is one of train.
+        # Without the column of splits, as with new records, no record belongs to train.
         known = SPLIT in block and RECORD in block
         held = self.folds
-        fold = np.where(block[SPLIT] == _TRAIN, self._fold(block), held) if known else held
+        fold = np.where(block[SPLIT] == TRAIN, self._fold(block), held) if known else held
         columns = encode(self.columns(block), learnt)
-        # UNSEEN is −1: the last entry, which is the mean of all.
+        # UNSEEN is −1: the last entry, which is the mean of all labels.
         found = [learnt[f"table {at}"][fold, codes] for at, codes in enumerate(columns)]
         out = np.concatenate(found, 1).astype(np.float32)
         return {self.name: out[:, 0] if out.shape[1] == 1 else out}
@@ -121,7 +125,7 @@ class Target(CategoryFeature):
         return labelled(self.kind, self.label, block[self.label]) if self.of == "class" else []
 
     def _named(self, found: Learnt) -> Learnt:
-        """Categories, and apart from them the classes, which were counted as one more column."""
+        """Separate the classes, which were counted as one more column, from the categories."""
         if self.of == "number":
             return found
         last = len(found["missing"]) - 1
@@ -132,7 +136,7 @@ class Target(CategoryFeature):
         return found
 
     def _y(self, block: Columns, learnt: Learnt) -> NDArray[np.float64]:
-        """[N, K]: the number, or 0 and 1 for each class; NaN where it is missing."""
+        """Return the labels [N, K]: the number, or 0 and 1 for each class; NaN if missing."""
         if self.of == "number":
             return matrix(self.kind, block, [self.label])
         classes = {"categories 0": learnt["classes"], "missing": np.array([False])}
@@ -142,7 +146,10 @@ class Target(CategoryFeature):
         return hot[:, 1:] if hot.shape[1] == 2 else hot
 
     def _table(self, groups: Figures, labels: Figures) -> NDArray[np.float64]:
-        """[folds + 1, categories + 1, K]: by the other folds, or by all; the last is the mean."""
+        """Return the encodings [folds + 1, categories + 1, K].
+
+        Fold f is encoded by the other folds, the last one by all. The last category is the mean.
+        """
         size = len(groups.count) // self.folds
         folds = [groups.at(slice(at * size, (at + 1) * size)) for at in range(self.folds)]
         whole = [labels.at(slice(at, at + 1)) for at in range(self.folds)]
@@ -158,6 +165,7 @@ class Target(CategoryFeature):
         return np.stack(rows)
 
     def _encoding(self, groups: Figures, labels: Figures) -> NDArray[np.float64]:
+        """Return the smoothed mean of each category, and after them that of all labels."""
         mean = labels.mean
         size = groups.count[:, None]
         if self.smooth == "auto":
@@ -170,8 +178,12 @@ class Target(CategoryFeature):
         return np.concatenate([trust * groups.mean + (1 - trust) * mean, mean])
 
 
+_TAG = 0x7A46
+_NAMES = ("count", "mean", "squares")
+
+
 def _partial(name: str, groups: NDArray[np.int64], size: int, y: NDArray[np.float64]) -> Learnt:
-    """Figures of the groups that occur."""
+    """Return the figures of the groups that occur in a block."""
     found = np.unique(groups)
     place = np.zeros(size, np.int64)
     place[found] = np.arange(len(found))
@@ -193,26 +205,68 @@ def _width(learnt: Learnt) -> int:
     return classes if classes > 2 else 1
 
 
-# --- select ---
-# The columns that say most about what is to be predicted.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Count [G], mean and sum of squared deviations [G, K] of K numbers in G groups of records."""
 
-Array = NDArray[Any]
+    count: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def none(cls, *shape: int) -> Figures:
+        """Return the figures of groups without records; shape is (…, groups, K)."""
+        return cls(np.zeros(shape[:-1]), np.zeros(shape), np.zeros(shape))
+
+    @classmethod
+    def of(cls, groups: Integers, size: int, values: NDArray[np.float64]) -> Figures:
+        """Return the figures of values [N, K] whose groups, numbered below `size`, are [N]."""
+        count = np.bincount(groups, minlength=size).astype(np.float64)
+        some = np.maximum(count, 1)[:, None]
+        mean = _sums(groups, size, values) / some
+        return cls(count, mean, _sums(groups, size, (values - mean[groups]) ** 2))
+
+    def merged(self, other: Figures) -> Figures:
+        """Return the figures of both sets of records, without loss of digits (Chan et al.)."""
+        count = self.count + other.count
+        share = np.divide(other.count, count, out=np.zeros_like(count), where=count > 0)[..., None]
+        gap = other.mean - self.mean
+        squares = self.squares + other.squares + gap**2 * self.count[..., None] * share
+        return Figures(count, self.mean + gap * share, squares)
+
+    def at(self, groups: Any) -> Figures:
+        """Return the figures of some groups."""
+        return Figures(self.count[groups], self.mean[groups], self.squares[groups])
+
+    def put(self, groups: Integers, figures: Figures) -> None:
+        """Replace the figures of some groups, in place."""
+        self.count[groups] = figures.count
+        self.mean[groups] = figures.mean
+        self.squares[groups] = figures.squares
+
+
+def _sums(groups: Integers, size: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    sums = [np.bincount(groups, column, size) for column in values.T]
+    return np.stack(sums, 1) if sums else np.zeros((size, 0))
+
+
+# Select: the columns that say most about a label
 
 
 class Select(Feature):
     """The `size` columns with the most mutual information with `label`, in their old order.
 
-    Of a column of numbers it is that of its quantile bins (missing ones are a bin of their own),
-    of a sparse column that of being there at all. As scikit-learn's mutual_info_classif of
-    discrete features. Values stay as they are, float32; missing ones stay missing (NaN).
+    For columns of numbers, the information of their quantile bins counts (missing values are a bin
+    of their own); for sparse columns, that of being nonzero. Like scikit-learn's
+    mutual_info_classif for discrete features. Values are unchanged, float32; missing ones are NaN.
     """
 
     label: str
-    """What is to be predicted."""
+    """The column to predict."""
     of: Literal["class", "number"] = "class"
-    """Whether the label is one of some classes, or a number that is put into bins too."""
+    """Whether the label is a class, or a number, which is put into bins too."""
     size: Annotated[int, Field(ge=1)]
-    """How many columns are kept."""
+    """The number of columns to keep."""
     bins: Annotated[int, Field(ge=2, le=1024)] = 16
 
     passes: ClassVar[int] = 2
@@ -251,7 +305,7 @@ class Select(Feature):
         found = presence_information(**whole) if learnt["sparse"] else information(whole["table"])
         if self.size > len(found):
             raise DataError(f"feature {self.kind}: {self.size} of {len(found)} columns")
-        # Of columns that say as much, the first.
+        # Among columns of equal information, the first ones.
         chosen = np.sort(np.argsort(-found, kind="stable")[: self.size])
         return {"information": found, "chosen": chosen}
 
@@ -268,7 +322,7 @@ class Select(Feature):
         return {self.name: Sparse(indices[kept], values, offsets, len(chosen))}
 
     def _discretised(self, partials: Iterable[Learnt]) -> Learnt:
-        """Bounds of all columns, and classes or bounds of the label."""
+        """Return the bounds of bins of all columns, and the classes or bounds of the label."""
         columns, tally = quantiles.Sketches(), categories.Tally(f"column {self.label!r}")
         sparse = False
         for partial in partials:
@@ -303,7 +357,7 @@ class Select(Feature):
         return column
 
     def _codes(self, block: Columns, learnt: Learnt) -> tuple[Array, int]:
-        """The class or the bin of each label, −1 where it is missing; and how many there are."""
+        """Return class or bin of each label, −1 if missing, and the number of classes or bins."""
         labels = self._labels(block)
         if self.of == "number":
             return binned(labels[:, None], [learnt["label"]], -1)[:, 0], self.bins
@@ -312,26 +366,23 @@ class Select(Feature):
 
 
 def _few_or_quantiles(summary: quantiles.Summary, bins: int) -> NDArray[np.float64]:
-    """A bin for each value if they are few, else quantiles: a rare value is not lost in a bin."""
+    """Return a bin per value if there are few, so that rare ones are not lost; else quantiles."""
     if len(summary.values) <= bins:
         return summary.values[1:]
     return bin_bounds(summary, bins)
 
 
-# --- information ---
-# Mutual information of columns and labels, from tables of how often they occur together.
+def contingency(values: Integers, labels: Integers, bins: int, kinds: int) -> Integers:
+    """Return how often each bin of each column of `values` [N, D] occurs with each label.
 
-Table = NDArray[np.int64]
-
-
-def contingency(values: Table, labels: Table, bins: int, kinds: int) -> Table:
-    """[D, bins, kinds]: how often each bin of each column of [N, D] occurs with each label."""
+    The result is [D, bins, kinds].
+    """
     columns = [np.bincount(column * kinds + labels, minlength=bins * kinds) for column in values.T]
     return np.stack(columns).reshape(-1, bins, kinds)
 
 
-def information(table: Table) -> NDArray[np.float64]:
-    """In nats, of each column [D]."""
+def information(table: Integers) -> NDArray[np.float64]:
+    """Return the mutual information [D] in nats from a contingency table [D, bins, kinds]."""
     whole = table.sum((1, 2), keepdims=True)
     expected = table.sum(2, keepdims=True) * (table.sum(1, keepdims=True) / np.maximum(whole, 1))
     ratio = np.divide(table, expected, out=np.ones_like(expected), where=table > 0)
@@ -339,8 +390,8 @@ def information(table: Table) -> NDArray[np.float64]:
     return np.asarray(np.maximum(found, 0), np.float64)
 
 
-def presence(rows: Sparse, labels: Table, kinds: int) -> dict[str, Any]:
-    """How often each column of sparse rows is not 0 with each label, and each label occurs."""
+def presence(rows: Sparse, labels: Integers, kinds: int) -> dict[str, Any]:
+    """Return how often each column is nonzero with each label, and how often each label occurs."""
     there = np.repeat(labels, np.diff(rows.offsets))
     entry = (rows.values != 0) & (there >= 0)
     flat = np.bincount(
@@ -350,6 +401,6 @@ def presence(rows: Sparse, labels: Table, kinds: int) -> dict[str, Any]:
     return {"table": flat.reshape(rows.width, kinds), "counts": counts}
 
 
-def presence_information(table: Table, counts: Table) -> NDArray[np.float64]:
-    """In nats, of each column [D]."""
+def presence_information(table: Integers, counts: Integers) -> NDArray[np.float64]:
+    """Return the mutual information [D] in nats from the counts of `presence`."""
     return information(np.stack([table, counts - table], 1))

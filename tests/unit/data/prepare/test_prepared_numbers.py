@@ -1,4 +1,4 @@
-"""Features of tables on their way from a file to shards, by the engine itself."""
+"""Features of tables end to end: shards hold what scikit-learn computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Categories by what is to be predicted, without telling a record its own label."""
+"""Target encoding, without leaking the label of a train record into its own encoding."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_blocks_of_any_size_teach_the_same() -> None:
     np.testing.assert_allclose(tables[0], tables[2], rtol=1e-12)
 
 
-def test_what_cannot_be_learnt_from_is_refused() -> None:
+def test_train_data_without_anything_to_learn_is_refused() -> None:
     target = made("kind", "number", "auto")
     with pytest.raises(DataError, match="label 'kind' is of type string: say `of: class`"):
         learn(target, COLUMNS | RECORDS)
