@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import remote
-from echelon.data.formats.blocks import COMPRESSED, plain_name
 from echelon.data.formats.records import OPTIONS, Source
 from echelon.data.formats.remote import Listed, forget, is_pattern, local
+from echelon.data.formats.streams import COMPRESSED, plain_name
 from echelon.data.shards.layout import MANIFEST
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ import pyarrow as pa
 from echelon.core.errors import DataError
 from echelon.data.formats import remote
 from echelon.data.formats.arrays import load_arrays, names_in
-from echelon.data.formats.blocks import read_bytes
+from echelon.data.formats.documents import Unreadable, cut_files, parse_files
 from echelon.data.formats.files import IMAGE_SUFFIXES
 from echelon.data.formats.records import Block, Parsed, Source
 from echelon.data.formats.remote import Unreachable
-from echelon.data.formats.text import Unreadable, cut_files, parse_files
+from echelon.data.formats.streams import read_bytes
 from echelon.data.shards.encode import dense_array
 
 if TYPE_CHECKING:

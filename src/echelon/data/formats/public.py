@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
-from echelon.data.formats.blocks import open_stream, plain_name
 from echelon.data.formats.delimited import read_csv, read_tsv
+from echelon.data.formats.streams import open_stream, plain_name
 from echelon.data.shards.encode import dense_array
 
 # --- criteo ---

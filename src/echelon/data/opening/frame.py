@@ -18,8 +18,6 @@ from echelon.core.errors import DataError, unknown
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.formats import read
-from echelon.data.opening.locate import Part
 from echelon.data.shards.encode import WIDTH, sparse_pairs
 from echelon.data.shards.layout import read_manifest
 from echelon.data.shards.read import ShardSource
@@ -28,8 +26,6 @@ from echelon.data.sources import ColumnSource
 # --- frames ---
 # Small data sets as Arrow tables, wherever they come from.
 
-Usual: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Options of readers, by format."""
 _MOST_NUMBERS = 1 << 28
 """Numbers of sparse rows that are held densely."""
 
@@ -113,32 +109,6 @@ class Frame:
             raise DataError(f"{self.where}: column {name!r} is of type {column.type}: not numbers")
         values: np.ndarray[Any, Any] = flat.to_numpy(zero_copy_only=False)
         return values.reshape(len(column), -1)
-
-
-def load(part: Part, options: Mapping[str, Any] | None = None, usual: Usual | None = None) -> Frame:
-    """Read a part into memory, by the options that are `usual` for its format where no others are
-    given."""
-    told = (usual or {}).get(part.format, {})
-    given = {**told, **part.options, **(options or {})}
-    if "types" in told and isinstance(given["types"], Mapping):
-        given["types"] = {**told["types"], **given["types"]}
-    tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
-    if len(tables) == 1:
-        mapped = part.paths[0] if part.format == "shards" else None
-        return Frame(tables[0], part.where, mapped)
-    try:
-        return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
-    except pa.ArrowException as error:
-        raise DataError(f"{part.where}: its files differ: {error}") from None
-
-
-def class_names(part: Part) -> list[str]:
-    """The names of the classes, where `labels.txt` or `classes.txt` lies beside the data."""
-    for name in ("labels.txt", "classes.txt"):
-        path = part.paths[0].parent / name
-        if path.is_file():
-            return path.read_text(encoding="utf-8").splitlines()
-    return []
 
 
 # --- targets ---

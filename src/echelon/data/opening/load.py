@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.core.interfaces import BatchSource
+from echelon.data.formats import read
 from echelon.data.formats.files import format_of_name
-from echelon.data.opening.frame import Frame, Usual, class_names, load
-from echelon.data.opening.locate import Part, Parts, Recognise, find_parts
+from echelon.data.opening.frame import Frame
+from echelon.data.opening.locate import Part, Recognise, about_parts, locate
 from echelon.data.shards.layout import PREPARED
 from echelon.data.shards.statistics import Moments
 from echelon.data.synthetic import load_shipped
@@ -60,45 +62,6 @@ def open_origin(
     train = load(parts.train, options, usual)
     valid = load(parts.valid, options, usual) if parts.valid is not None else None
     return Origin(train, valid, about_parts(parts), class_names(parts.train))
-
-
-def locate(
-    section: DataSection,
-    *,
-    new: bool,
-    recognise: Recognise = format_of_name,
-    one_text: bool = False,
-) -> Parts:
-    """The files of a section that has a path."""
-    if section.path is None:
-        what = f", not data.name={section.name}" if section.name else ""
-        raise DataError(f"there is no data to read: set data.path{what}")
-    if new and section.valid_path is not None:
-        raise DataError(
-            "data.valid_path is for training: all of new data is held out, so set data.path alone"
-        )
-    return find_parts(
-        section.path,
-        section.valid_path,
-        section.format,
-        recognise=recognise,
-        one_text=one_text,
-        new=new,
-    )
-
-
-def about_parts(parts: Parts) -> dict[str, Any]:
-    about: dict[str, Any] = {"name": _name(parts.train), "path": parts.train.where}
-    if parts.valid is not None:
-        about["held_out"] = parts.valid.where
-    return about
-
-
-def _name(part: Part) -> str:
-    """What people call the set: its folder, or its file without suffixes."""
-    path: Path = part.paths[0].absolute()
-    inner = path.name.lower().startswith(("train", "test", "valid", "dev", "t10k", "input"))
-    return path.parent.name if inner else path.name.split(".")[0]
 
 
 def check_fitted(fitted: Mapping[str, Any], kind: str) -> None:
@@ -189,3 +152,33 @@ def mean_and_std(moments: Moments) -> dict[str, list[float]]:
     """Plain data; a feature that never changes gets deviation 1, so that it can be divided by."""
     std = np.where(moments.max > moments.min, moments.std, 1.0)
     return {"mean": moments.mean.tolist(), "std": std.tolist()}
+
+
+Usual: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Options of readers, by format."""
+
+
+def load(part: Part, options: Mapping[str, Any] | None = None, usual: Usual | None = None) -> Frame:
+    """Read a part into memory, by the options that are `usual` for its format where no others are
+    given."""
+    told = (usual or {}).get(part.format, {})
+    given = {**told, **part.options, **(options or {})}
+    if "types" in told and isinstance(given["types"], Mapping):
+        given["types"] = {**told["types"], **given["types"]}
+    tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
+    if len(tables) == 1:
+        mapped = part.paths[0] if part.format == "shards" else None
+        return Frame(tables[0], part.where, mapped)
+    try:
+        return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
+    except pa.ArrowException as error:
+        raise DataError(f"{part.where}: its files differ: {error}") from None
+
+
+def class_names(part: Part) -> list[str]:
+    """The names of the classes, where `labels.txt` or `classes.txt` lies beside the data."""
+    for name in ("labels.txt", "classes.txt"):
+        path = part.paths[0].parent / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8").splitlines()
+    return []

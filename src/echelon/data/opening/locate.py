@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.data.formats.arrays import names_in
-from echelon.data.formats.blocks import plain_name
 from echelon.data.formats.files import detect, format_of_name
+from echelon.data.formats.streams import plain_name
 from echelon.data.shards.layout import MANIFEST
 
 Recognise: TypeAlias = Callable[[Path], str | None]
@@ -187,3 +188,42 @@ def _parts_of_npz(path: Path) -> _Found | None:
     if not ends <= {*_TRAIN, *_HELD_OUT}:
         return None
     return _marked({end: Part((path,), "numpy", {"part": end}) for end in ends})
+
+
+def locate(
+    section: DataSection,
+    *,
+    new: bool,
+    recognise: Recognise = format_of_name,
+    one_text: bool = False,
+) -> Parts:
+    """The files of a section that has a path."""
+    if section.path is None:
+        what = f", not data.name={section.name}" if section.name else ""
+        raise DataError(f"there is no data to read: set data.path{what}")
+    if new and section.valid_path is not None:
+        raise DataError(
+            "data.valid_path is for training: all of new data is held out, so set data.path alone"
+        )
+    return find_parts(
+        section.path,
+        section.valid_path,
+        section.format,
+        recognise=recognise,
+        one_text=one_text,
+        new=new,
+    )
+
+
+def about_parts(parts: Parts) -> dict[str, Any]:
+    about: dict[str, Any] = {"name": _name(parts.train), "path": parts.train.where}
+    if parts.valid is not None:
+        about["held_out"] = parts.valid.where
+    return about
+
+
+def _name(part: Part) -> str:
+    """What people call the set: its folder, or its file without suffixes."""
+    path: Path = part.paths[0].absolute()
+    inner = path.name.lower().startswith(("train", "test", "valid", "dev", "t10k", "input"))
+    return path.parent.name if inner else path.name.split(".")[0]

@@ -23,8 +23,8 @@ from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
 from echelon.data.formats.records import OPTIONS
-from echelon.data.opening.frame import Frame, Usual
-from echelon.data.opening.load import PREPARED_KIND, Splits, is_prepared, open_origin
+from echelon.data.opening.frame import Frame
+from echelon.data.opening.load import PREPARED_KIND, Splits, Usual, is_prepared, open_origin
 from echelon.data.prepare.encoders import Encoders, Prepared, open_prepared
 from echelon.data.prepare.outline import refuse_lacking
 from echelon.data.prepare.steps import Ragged, Sparse, Values

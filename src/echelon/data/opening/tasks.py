@@ -16,9 +16,9 @@ from echelon.core.errors import DataError, unknown
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.formats.blocks import decode, read_bytes
 from echelon.data.formats.files import format_of_name
 from echelon.data.formats.public import is_criteo, is_movielens
+from echelon.data.formats.streams import decode, read_bytes
 from echelon.data.opening.frame import (
     Classes,
     Frame,
@@ -36,15 +36,13 @@ from echelon.data.opening.frame import (
 from echelon.data.opening.load import (
     Origin,
     Splits,
-    about_parts,
     check_fitted,
     fit_moments,
-    locate,
     mean_and_std,
     open_origin,
     split_rows,
 )
-from echelon.data.opening.locate import Part
+from echelon.data.opening.locate import Part, about_parts, locate
 from echelon.data.shards.layout import read_manifest
 from echelon.data.shards.statistics import Moments
 from echelon.data.sources import ColumnSource, Subset, WindowSource

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.formats import blocks
+from echelon.data.formats import blocks, cutting
 from echelon.data.formats.records import Input
 
 from .reading import collect
 
-cutting = import_module("echelon.data.formats.blocks")  # its package has a function of this name
 SIZES = st.integers(1, 40)
 # What matters to a scanner, far more often than chance would have it.
 PIECES = st.sampled_from(
