@@ -65,7 +65,6 @@ __all__ = [
 
 # Strict readers
 
-
 _READERS = {
     "csv": ("formats.delimited", "read_csv"),
     "tsv": ("formats.delimited", "read_tsv"),
@@ -80,8 +79,6 @@ _READERS = {
     "criteo": ("formats.public", "read_criteo"),
     "movielens": ("formats.public", "read_movielens"),
 }
-
-
 FORMATS = tuple(_READERS)
 
 

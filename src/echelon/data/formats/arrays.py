@@ -136,7 +136,6 @@ class _IdxContent:
 
 # Strict readers
 
-
 _BATCH = 64 << 20
 """Bytes of a record batch of the strict readers, about."""
 

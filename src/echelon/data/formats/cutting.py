@@ -23,8 +23,6 @@ from echelon.data.formats.records import Block, Source
 
 LONGEST = 16 << 20
 """Bytes of the longest record. Limits how far a quote that is never closed can reach."""
-
-
 SHOWN = 2000
 """Bytes kept of content that cannot be cut into records, to show them in the quarantine."""
 
@@ -214,7 +212,6 @@ class Content:
 
 # Unpacking: a stream that is damaged or cut off gives all that came before, and then says so
 
-
 DAMAGED = "damaged"
 """Prefix of the fault of a stream whose bytes are wrong, not just missing at the end. The records
 before such damage are doubtful."""
@@ -226,18 +223,12 @@ class Damaged(Exception):
 
 PIECE = 1 << 20
 """Bytes of unpacked content per piece, at most about."""
-
-
 Pieces: TypeAlias = Generator[bytes, None, None]
-
-
 _UNPACKERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(31),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
 }
-
-
 PACKED = (*_UNPACKERS, ".zst")
 
 

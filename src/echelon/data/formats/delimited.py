@@ -355,20 +355,12 @@ def _unfit(name: str, value: str, kind: str) -> str:
 
 _CHUNK = 1 << 18
 """Bytes that Arrow parses at a time: twice as fast as more, because they stay in the cache."""
-
-
 # Cells that may be numbers, generously. Everything else is bad without asking Arrow.
 _WHOLE_NUMBER = r"^\s*[-+]?(?:0[xX][0-9a-fA-F]*|[0-9]*)\s*$"
-
-
 _NUMBER = (
     r"^\s*[-+]?(?:[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]*)?|(?i:inf(?:inity)?|nan(?:\([^)]*\))?))\s*$"
 )
-
-
 _MESSAGE = re.compile(r"In CSV column #(\d+): .*conversion error to (.*?): (.*)", re.DOTALL)
-
-
 _VALUE = re.compile(r"invalid value '(.*)'", re.DOTALL)
 
 
@@ -425,8 +417,6 @@ def _read(
 
 # Cells of a csv may stand in double quotes; in a tsv, quotes are ordinary text.
 read_csv = partial(_read, delimiter=",", quote=True)
-
-
 read_tsv = partial(_read, delimiter="\t", quote=False)
 
 
@@ -476,8 +466,6 @@ def _message(path: Path, error: Exception) -> str:
 
 
 _ROW = re.compile(r"Row #(\d+)")
-
-
 _COLUMN = re.compile(r"In CSV column #(\d+)")
 
 

@@ -6,7 +6,8 @@ call of Arrow; for a block with anything bad in it, `Sieve` finds the bad lines.
 error with its line.
 
 Arrow's parser trusts its input: it crashes on a line `null`, follows brackets by recursion, takes
-`{}{}` for two records, and does not check that text is UTF-8. Each reader guards against this itself.
+`{}{}` for two records, and does not check that text is UTF-8. Each reader guards against this
+itself.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _majority_schema(data: bytes, spans: scan.Spans) -> pa.Schema | None:
 
 
 def _can_be_written(record: dict[str, Any]) -> bool:
-    """Return whether a record can be UTF-8: JSON allows half of a surrogate pair, UTF-8 does not."""
+    """Return whether UTF-8 can encode a record: JSON allows half of a surrogate pair."""
     try:
         json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -237,20 +238,13 @@ def read_objects(data: bytes, schema: pa.Schema | None) -> Any:
 
 
 _CHUNK = 1 << 20
-
-
 _REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 # Strict reader
 
-
 _INDEX = re.compile(r"at string index (\d+)")
-
-
 _ROW = re.compile(r" in row (\d+)$")
-
-
 _NO_OBJECT = re.compile(rb"\n[ \t\r]*+([^ \t\r\n{])")
 
 

@@ -25,8 +25,6 @@ from echelon.data.formats.streams import open_stream
 from echelon.data.shards.encode import WIDTH
 
 LABEL, FEATURES = "label", "features"
-
-
 _PAIRS = pa.large_list(pa.struct([("index", pa.int32()), ("value", pa.float32())]))
 
 
@@ -147,8 +145,6 @@ def uncommented(data: bytes) -> bytes:
 
 
 _COMMENT = re.compile(rb"[ \t]*#[^\r\n]*")
-
-
 _TABS = bytes.maketrans(b"\t", b" ")
 
 
@@ -202,8 +198,6 @@ def read_rows(data: bytes, width: int | None, zero_based: bool) -> Rows | None:
 
 
 _BLANKS = re.compile(rb"[ \t]*(\r?\n)[ \t]*")
-
-
 _SPACE, _FEED, _COLON = ord(" "), ord("\n"), ord(":")
 
 

@@ -25,8 +25,6 @@ from echelon.core.errors import DataError
 
 CHUNK = 1 << 20
 """Bytes read or copied at a time."""
-
-
 BLOCK = 32 << 20
 """Bytes that Arrow's csv and JSON readers parse at a time; the first block decides the types."""
 
@@ -86,11 +84,7 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".bz2": bz2.open,
     ".zst": _open_zstd,
 }
-
-
 COMPRESSED = tuple(_OPENERS)
-
-
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError)
 
 

@@ -92,11 +92,8 @@ def _spans(data: bytes) -> scan.Spans:
 
 # Strict reader of lines and of whole files
 
-
 _LINES = 65_536
 """Lines of a record batch, at most."""
-
-
 _FILES = 4096
 """Files of a record batch, at most."""
 
@@ -107,7 +104,7 @@ def read_text(path: Path, *, per: Literal["file", "line"] | None = None) -> Iter
     `per` makes one record of each file (the default for a folder) or of each line (the default for
     a file).
     """
-    files, labels = text_files(path) if path.is_dir() else ([path], [])
+    files, labels = _text_files(path) if path.is_dir() else ([path], [])
     if (per or ("file" if path.is_dir() else "line")) == "line":
         for number, file in enumerate(files):
             for lines in _lines(file):
@@ -119,7 +116,7 @@ def read_text(path: Path, *, per: Literal["file", "line"] | None = None) -> Iter
         yield _batch(texts, labels[start : start + _FILES])
 
 
-def text_files(path: Path) -> tuple[list[Path], list[str]]:
+def _text_files(path: Path) -> tuple[list[Path], list[str]]:
     """Return all text files in order, and the class of each if they are in class folders."""
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     pairs = [(file, folder.name) for folder in folders for file in _texts_in(folder)]
