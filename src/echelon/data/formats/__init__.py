@@ -161,8 +161,8 @@ def refuse_others(block: Block, columns: Mapping[str, str]) -> None:
     names = block.names if block.names is not None else columns
     for name in columns:
         if name not in names:
-            told = unknown("column", name, names)
-            raise ConfigError(f"columns: {block.file}: {told}", ("columns", name))
+            reason = unknown("column", name, names)
+            raise ConfigError(f"columns: {block.file}: {reason}", ("columns", name))
 
 
 def parse(block: Block, wanted: pa.Schema) -> Parsed:

@@ -303,10 +303,10 @@ def _zstd(file: IO[bytes]) -> Pieces:
     except OSError as error:
         if whole:
             yield b"".join(whole)
-        told = str(error).splitlines()[0]
-        cut_off = "Truncated" in told
+        reason = str(error).splitlines()[0]
+        cut_off = "Truncated" in reason
         raise Damaged(
-            "truncated: its packed stream has no end" if cut_off else f"{DAMAGED}: {told}"
+            "truncated: its packed stream has no end" if cut_off else f"{DAMAGED}: {reason}"
         ) from None
     if whole:
         yield b"".join(whole)

@@ -7,22 +7,19 @@ order; only the block parsers use it. `detect`, for a local path, serves the str
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path, PurePath
 
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import remote
-from echelon.data.formats.records import OPTIONS, Source
-from echelon.data.formats.remote import Listed, forget, is_pattern, local
+from echelon.data.formats.records import OPTIONS, Input, Source
+from echelon.data.formats.remote import Listed, fixed, forget, is_pattern, meant
 from echelon.data.formats.streams import COMPRESSED, plain_name
-from echelon.data.shards.layout import MANIFEST
-
-if TYPE_CHECKING:
-    from echelon.data.formats.records import Input
-
+from echelon.data.shards.layout import MANIFEST, PREPARED
 
 TEXT_SUFFIXES = (".txt", ".text")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -84,7 +81,7 @@ def sources(inputs: Sequence[Input]) -> list[Source]:
 
     Refuse inputs that do not exist, files of unknown format, and settings without effect.
     """
-    forget()
+    forget()  # files behind URLs may have changed since the last call
     found = [source for one in inputs for source in _sources(one)]
     if not found:
         raise DataError("there is nothing to read: `read` is empty")
@@ -120,7 +117,30 @@ def _is_folder(path: str) -> bool:
 
 
 def _files(path: str) -> list[Listed]:
-    return remote.listed(path) if remote.is_remote(path) else list(local(path))
+    return remote.listed(path) if remote.is_remote(path) else list(_local(path))
+
+
+def _local(path: str) -> Iterator[Listed]:
+    """Yield the local files of a path, a folder or a pattern, in the order of their names."""
+    here = Path(path).expanduser()
+    if here.is_dir():
+        names: Iterable[Path] = _not_hidden_or_prepared(here, here.rglob("*"))
+    elif here.exists():
+        names = [here]
+    else:
+        matches = glob.glob(str(here), recursive=True)  # noqa: PTH207 (`..`, roots)
+        names = _not_hidden_or_prepared(Path(fixed(here)), map(Path, matches))
+    for name in sorted(names):
+        about = name.stat()
+        yield str(name), about.st_size, str(about.st_mtime_ns)
+
+
+def _not_hidden_or_prepared(base: Path, names: Iterable[Path]) -> Iterator[Path]:
+    @cache
+    def prepared(folder: PurePath) -> bool:
+        return (base / folder / PREPARED).is_file()
+
+    return (name for name in names if name.is_file() and meant(name.relative_to(base), prepared))
 
 
 def _why_empty(path: str, folder: bool) -> str:
@@ -237,7 +257,7 @@ def labels_of(images: str) -> Listed | None:
     if remote.is_remote(images):
         return remote.beside(images, _label_names(remote.named(images).name))
     labels = labels_beside(Path(images))
-    return None if labels is None else next(local(str(labels)))
+    return None if labels is None else next(_local(str(labels)))
 
 
 def labels_beside(path: Path) -> Path | None:
