@@ -1,4 +1,4 @@
-"""Inputs read to their end, as the engine does it: a schema from the first block that has one."""
+"""Read inputs with the block parsers, as the engine of recipes does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echelon.data.formats.records import SIZE, Block, Input
 
 
 class Result(NamedTuple):
-    """Everything that was found in some inputs."""
+    """Records, bad records, schema and blocks of some inputs."""
 
     rows: list[dict[str, Any]]
     places: list[tuple[str, int]]

@@ -1,8 +1,8 @@
-"""A web server on loopback whose ways are chosen by the first part of a path.
+"""A web server on loopback; the first part of a path selects how it misbehaves.
 
-/plain/ keeps to the rules, with ranges; /whole/ has no ranges; /chunked/ does not tell a length;
-/short/ breaks off halfway; /closing/ does so where nothing but the length tells it; /403/ and the
-like answer with that number. Behind them come files of a folder.
+/plain/ is correct and supports ranges; /whole/ has no ranges; /chunked/ sends no length; /short/
+breaks off halfway; /closing/ does so in a way that only the length reveals; /403/ and the like
+answer with that status. The rest of the path is a file below a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files on web servers that do not do all that one would wish, and files in archives."""
+"""Files on web servers that lack features or fail, and files in archives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 
 from echelon.core.errors import DataError, MissingExtra, UserError
 from echelon.data.formats import remote
-from echelon.data.formats import remote as reached
 from echelon.data.formats.files import sources
 from echelon.data.formats.records import Input
 from echelon.data.formats.remote import Unreachable
@@ -41,7 +40,7 @@ def _loop() -> None:
 @pytest.fixture(autouse=True)
 def _forgetting() -> Iterator[None]:
     yield
-    reached.forget()
+    remote.forget()
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_nothing_that_was_fetched_is_kept(server: Server) -> None:
     before = _temporary()
     collect(f"{server.url}/chunked/a.parquet")
     assert len(_temporary()) == len(before) + 1
-    reached.forget()
+    remote.forget()
     assert _temporary() == before
 
 

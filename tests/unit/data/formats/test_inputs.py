@@ -1,4 +1,4 @@
-"""Paths, patterns, folders and URLs: which files they are, and what is refused."""
+"""Inputs of a recipe: the files of paths, patterns, folders and URLs, and refused inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""csv, tsv, jsonl and parquet: what is read, and what is said of a bad file."""
+"""Strict readers of csv, tsv, jsonl and parquet, and their errors."""
 
 from __future__ import annotations
 

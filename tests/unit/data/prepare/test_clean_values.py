@@ -1,4 +1,4 @@
-"""Cleaning steps that look at one record at a time, and those that look at all of them first."""
+"""Cleaning steps that check and change values: missing, range, types, length, text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numpy, idx, images and texts: what is read, and what is said of a bad file."""
+"""Strict readers of numpy, idx, images and texts, their errors, and format detection."""
 
 from __future__ import annotations
 

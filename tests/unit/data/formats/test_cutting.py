@@ -1,4 +1,4 @@
-"""Where files are cut, and that it does not matter where."""
+"""Cutting files into blocks: where, and that the result does not depend on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from echelon.data.formats.records import Input
 from .reading import collect
 
 SIZES = st.integers(1, 40)
-# What matters to a scanner, far more often than chance would have it.
+# Bytes that matter to the scanner, far more often than at random.
 PIECES = st.sampled_from(
     [
         b",",

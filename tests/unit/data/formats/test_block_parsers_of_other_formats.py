@@ -1,4 +1,4 @@
-"""Packed streams, parquet, folders of texts and images, idx and libsvm, whole and damaged."""
+"""Block parsers of packed files, parquet, folders of texts and images, idx and libsvm."""
 
 from __future__ import annotations
 

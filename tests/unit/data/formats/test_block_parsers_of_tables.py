@@ -1,4 +1,4 @@
-"""csv, tsv and jsonl: every bad record is told with its line, every good one comes through."""
+"""Block parsers of csv, tsv and jsonl: all good records are read, each bad one is reported."""
 
 from __future__ import annotations
 
