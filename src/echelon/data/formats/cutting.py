@@ -2,9 +2,11 @@
 
     file ─ unpacked() ─▶ pieces ─ Content ─▶ bytes on demand ─ cut_text() ─▶ blocks
 
-This serves the block parsers of formats whose records are lines, or rows with quoted cells that may
-hold line ends. A file that is damaged or cut off yields blocks for all that came before the damage,
-and then one block with the fault. The strict readers open files with `streams` instead.
+`cut_text` serves the block parsers of formats whose records are lines, or rows with quoted cells
+that may hold line ends. idx files use only `Content`, whole texts only `unpacked`.
+
+A file that is damaged or cut off yields blocks for all that came before the damage, and then one
+block with the fault. The strict readers open files with `streams` instead.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ Head: TypeAlias = Callable[[bytes], Heading]
 
 
 class _Cutter:
+    """The cutting of one file: the byte and the line at which the next block begins."""
+
     def __init__(self, source: Source, size: int, cut: Cut, content: Content) -> None:
         self._source = source
         self._size = size
@@ -222,7 +226,7 @@ class Damaged(Exception):
 
 
 PIECE = 1 << 20
-"""Bytes of unpacked content per piece, at most about."""
+"""Bytes of unpacked content per piece, about."""
 Pieces: TypeAlias = Generator[bytes, None, None]
 _UNPACKERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(31),
@@ -314,5 +318,3 @@ def _zstd(file: IO[bytes]) -> Pieces:
 
 _ZSTD_READ = 16 << 10
 """Bytes per read. A read that fails loses the bytes it has unpacked, so it is kept small."""
-# --- stream ---
-# Files as streams of bytes, compressed or not, with errors that name the file.

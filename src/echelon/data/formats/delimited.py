@@ -66,6 +66,7 @@ _LOOKED_AT = 100
 
 
 def _heading(source: Source, dialect: Dialect, data: bytes) -> Heading:
+    """Find the names of the columns, and where the records begin."""
     options = source.options
     records = list(islice(scan.records(data, dialect.quoting, True), _LOOKED_AT))
     if not records:

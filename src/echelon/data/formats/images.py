@@ -67,9 +67,8 @@ def _load_image(path: str) -> bytes:
             raise Unreadable("empty")
         with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image.draft(
-                "RGB", (1, 1)
-            )  # a jpeg is decoded at an eighth of its size: enough to find damage
+            # Decodes a jpeg at an eighth of its size, which is enough to find damage.
+            image.draft("RGB", (1, 1))
             image.load()
     except Unreachable:
         raise  # a server that fails ends the preparation; it does not make a record bad

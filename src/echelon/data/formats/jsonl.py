@@ -274,9 +274,8 @@ def _only_objects(path: Path) -> None:
                 line = lines + data.count(b"\n", 0, found.start(1))
                 raise DataError(f"{path}:{line}: not a JSON object like those before it")
             last = data.rfind(b"\n")
-            begun = (
-                last >= 0 and not data[last:].strip()
-            )  # a line begins there, with blanks only so far
+            # Whether the last line has begun with nothing but blanks so far: then keep it.
+            begun = last >= 0 and not data[last:].strip()
             rest = data[last:] if begun else b""
             lines += data.count(b"\n") - begun
 

@@ -188,7 +188,7 @@ def shown(record: bytes | str, most: int = SHOWN) -> str:
 def whole_block(
     block: Block, wanted: pa.Schema, reason: str, records: int, line: int | None = None
 ) -> Parsed:
-    """Return the result for a block of which nothing can be read, for one reason."""
+    """Return the result for a block that cannot be read at all, for one reason."""
     text = shown(block.data or b"") if block.broken else ""
     bad = Bad(block.file, line or block.record, reason, text, records)
     return Parsed(empty(wanted), np.zeros(0, np.int64), [bad])
@@ -392,7 +392,7 @@ class Sieve:
 
     Records are parsed together; a group that fails is halved until each bad record is alone.
     Whether a record is bad is what the parser says of it alone, so a good record gives the same
-    result whatever its neighbors are.
+    result next to any other records.
 
     `read` parses records joined by line feeds into a batch with one row per record, or returns
     None. `refusal` returns the reason why one record is bad, or None.

@@ -36,6 +36,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """The training part of a data set, and its held-out part if there is one."""
+
     train: Part
     valid: Part | None = None
 

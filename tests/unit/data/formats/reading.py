@@ -29,8 +29,8 @@ class Result(NamedTuple):
     def read(self) -> int:
         return len(self.rows) + sum(bad.records for bad in self.bad)
 
-    def told(self) -> list[str]:
-        """What is said of bad records, with the names of files alone."""
+    def messages(self) -> list[str]:
+        """Return `FILE:LINE: reason` of all bad records, with the name of the file alone."""
         return [f"{Path(bad.file).name}:{bad.line}: {bad.reason}" for bad in self.bad]
 
     def column(self, name: str) -> list[Any]:

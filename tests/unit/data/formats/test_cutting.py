@@ -65,7 +65,7 @@ def test_any_bytes_are_read_alike_wherever_they_are_cut(
     assert len(set(places)) == len(places), "no line is told of twice"
     if cut.schema == whole.schema:
         assert (cut.rows, cut.lines) == (whole.rows, whole.lines)
-        assert set(cut.told()) == set(whole.told())
+        assert set(cut.messages()) == set(whole.messages())
 
 
 @settings(max_examples=40)
@@ -125,7 +125,7 @@ def test_a_record_without_an_end_is_passed_over(
     result = collect(path, size=1 << 10)
     assert result.column("text") == ["one", "three"]
     assert result.lines == [1, 3]
-    assert result.told() == ["a.txt:2: a record of more than 1 MiB"]
+    assert result.messages() == ["a.txt:2: a record of more than 1 MiB"]
 
 
 def test_a_quote_that_is_never_closed_costs_its_own_line(
@@ -136,7 +136,7 @@ def test_a_quote_that_is_never_closed_costs_its_own_line(
     path.write_text('a,b\n1,x\n2,"never closed\n' + "".join(f"{n},y\n" for n in range(3, 3000)))
     result = collect(path, size=1 << 9)
     assert result.column("a") == [1, *range(3, 3000)]
-    assert result.told() == ["a.csv:3: its quotes do not match"]
+    assert result.messages() == ["a.csv:3: its quotes do not match"]
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -134,10 +134,10 @@ def test_what_cannot_be_had_ends_it_in_one_line(
     recipe = {"read": url, "keep": ["n"], "write": {"folder": str(tmp_path / "out")}}
     with pytest.raises(DataError) as caught:
         prepare(recipe, workers=workers)
-    told = str(caught.value)
-    assert told.startswith(f"{url}: ")
-    assert why in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert message.startswith(f"{url}: ")
+    assert why in message
+    assert "\n" not in message
     assert [one.name for one in tmp_path.iterdir()] == ["served"]
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_file_of_an_archive_is_damaged(folder: Path) -> None:
     content[at + 20_000 : at + 20_100] = bytes(100)
     (folder / "all.zip").write_bytes(content)
     result = collect(f"zip://in/a.csv::{folder}/all.zip")
-    assert "damaged" in result.told()[-1]
+    assert "damaged" in result.messages()[-1]
 
 
 def test_a_packed_tar_is_an_archive_too(folder: Path, server: Server) -> None:

@@ -34,7 +34,7 @@ def edited(lots: random.Random, text: str, changes: int) -> str:
 
 
 def found(step: Duplicates, rows: list[dict[str, Any]], size: int = 7) -> list[int]:
-    """Which earlier record each one repeats, told from blocks of this size."""
+    """Return the record that each one repeats, or −1, from blocks of this size."""
     whole = pa.RecordBatch.from_pylist(rows)
     blocks = [whole.slice(start, size) for start in range(0, len(rows), size)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Exact and near duplicates: of records that are alike, the first one stays.
+"""Exact and near duplicates: the first record stays, later ones are dropped.
 
     blocks ─ hashes() ─▶ keys on disk (Shelf) ─ met() ─▶ pairs with equal keys ─▶ groups (Links)
 

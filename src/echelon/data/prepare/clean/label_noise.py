@@ -120,7 +120,7 @@ Floats = NDArray[np.float32]
 
 
 class Sample:
-    """The records to train on: those with the smallest hashes, whatever the order of blocks."""
+    """The records to train on: those with the smallest hashes, in whichever order blocks come."""
 
     def __init__(self) -> None:
         self._labels: list[str] = []
