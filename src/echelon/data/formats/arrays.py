@@ -4,8 +4,8 @@ An idx file is a magic number, big-endian sizes, then the numbers:
 
     0 0 TYPE DIMENSIONS | size × DIMENSIONS (uint32) | numbers
 
-Its labels are read along where they are in a file beside the images. idx has two readers, which
-share the table of types: the block parser (`cut`, `count`, `infer`, `parse`) for recipes, and the
+Labels in a file beside the images are read along. idx has two readers, which share the table of
+types: the block parser (`cut`, `count`, `infer`, `parse`) for recipes, and the
 strict reader `read_idx` for jobs without a recipe. numpy files have only a strict reader,
 `read_numpy`.
 """
@@ -40,6 +40,7 @@ from echelon.data.formats.records import (
 from echelon.data.formats.streams import CHUNK, Stream, open_stream
 from echelon.data.shards.encode import dense_array
 
+# Numpy types by the TYPE byte of an idx file.
 TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 

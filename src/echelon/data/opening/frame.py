@@ -234,7 +234,7 @@ def encode_numbers(frame: Frame, target: str) -> np.ndarray[Any, Any]:
 def find_features(
     frame: Frame, wanted: Sequence[str] | None, without: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the input columns: those `wanted`, or all columns, in both cases except `without`."""
+    """Return the input columns: those `wanted`, else all columns; never those in `without`."""
     if wanted is not None:
         for name in wanted:
             frame.column(name, "data.columns:")
@@ -307,6 +307,7 @@ def _shaped(values: Tensor) -> Tensor:
 
 
 _CHANNELS = (1, 3, 4)
+"""Numbers of channels by which an image's channel axis is recognized."""
 
 
 def filled(x: Tensor, mean: Tensor) -> Tensor:
@@ -338,6 +339,7 @@ def prepared(
 
 
 Prepare: TypeAlias = Callable[[Batch], Batch]
+"""Turn a batch of stored columns into the columns of a model's input."""
 
 
 class PreparedSource:

@@ -80,7 +80,7 @@ def find_parts(
     one_text: bool = False,
     new: bool = False,
 ) -> Parts:
-    """Find the parts at `path`, or the held-out part at `valid_path` if that is given.
+    """Find the training part at `path`, and the held-out part there or, if given, at `valid_path`.
 
     `recognise` returns the format of a file, if any. With `one_text`, the files of a part may have
     any names, because they are read as one text. For `new` data only one part is returned: the

@@ -326,6 +326,8 @@ def _number(vocabulary: Vocabulary, tokens: Tokens) -> Tensor:
 
 CHANCE = "chance"
 """The column of the synthetic click log with each record's true chance; models do not see it."""
+Array: TypeAlias = np.ndarray[Any, Any]
+Others: TypeAlias = Mapping[str, Array]
 
 
 def open_table(
@@ -415,10 +417,6 @@ def _best_auc(frame: Frame, rows: np.ndarray[Any, Any]) -> dict[str, float]:
 
 def _is_ready(frame: Frame) -> bool:
     return {"dense", "ids"} <= set(frame.names)
-
-
-Array: TypeAlias = np.ndarray[Any, Any]
-Others: TypeAlias = Mapping[str, Array]
 
 
 def _fit_ready(frame: Frame, rows: Array) -> dict[str, Any]:
