@@ -1,15 +1,29 @@
-"""`read()` (strict), `blocks()`, `parse()`, registry of Format.
+"""File formats: from a path to Arrow record batches.
 
-Readers: one per format, all of them streams of Arrow record batches.
+Columns are numbers, text, lists, or fixed-shape tensors (images, vectors).
 
-What is small is collected into a table and kept in memory; what is large goes batch by batch to
-`write_shards`. Columns are numbers, fixed-shape tensors (images, vectors), lists or text.
+Most formats have two readers side by side, both in the file of the format:
+
+    read() ───────────────────────────────▶ batches, or a DataError for the first bad record
+    blocks() ─▶ Block ─ infer(), parse() ─▶ Parsed(batch, lines, bad): bad records are set aside
+
+The strict reader (`read`, functions `read_<format>`) streams a local file or folder. It serves jobs
+that train on raw files (`data.opening`), `echelon.data.read` and the first look of `inspect`.
+
+The block parser serves recipes (`data.prepare`), and `inspect` for a file that the strict reader
+refuses. It cuts the inputs, which may lie behind URLs, into blocks that worker processes parse
+independently; every bad record goes to the quarantine with its line and a reason. Each of its
+formats is a module with the four functions of `Format`. numpy, shards, criteo and movielens have
+only a strict reader.
+
+Files around the formats: `files` finds the inputs and detects their formats, `remote` opens URLs,
+`streams` opens local files for strict readers, `cutting` cuts files into blocks, `scan` finds the
+ends of records in text, `records` holds the types and the tools that all block parsers share.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -39,6 +53,7 @@ __all__ = [
     "Bad",
     "Parsed",
     "arrow_type",
+    "blocks",
     "detect",
     "format_of",
     "infer",
@@ -48,7 +63,7 @@ __all__ = [
 ]
 
 
-# --- readers ---
+# Strict readers
 
 _READERS = {
     "csv": ("formats.delimited", "read_csv"),
@@ -68,7 +83,11 @@ FORMATS = tuple(_READERS)
 
 
 def read(path: str | Path, format: str = "auto", **options: Any) -> Iterator[Any]:
-    """The record batches of a file or a folder; `options` are those of the format's reader."""
+    """Return the record batches of a file or a folder, by the strict reader of its format.
+
+    `options` are the keyword arguments of that reader. Iterating raises `DataError` at the first
+    record that cannot be read.
+    """
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
@@ -84,7 +103,7 @@ def read(path: str | Path, format: str = "auto", **options: Any) -> Iterator[Any
 
 
 def _check_options(name: str, reader: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse options that the reader does not have, and values that are not of its types."""
+    """Refuse unknown options, and values that do not match the reader's type annotations."""
     known = [option for option in inspect.signature(reader).parameters if option != "path"]
     types = get_type_hints(reader.func if isinstance(reader, partial) else reader)
     for option, value in options.items():
@@ -95,56 +114,29 @@ def _check_options(name: str, reader: Callable[..., Any], options: dict[str, Any
         except ValidationError as error:
             fault = error.errors()[0]
             rule = "input should be a list" if fault["type"] == "sequence_str" else fault["msg"]
-            # No fault of the file's: to read it with more care would not help.
+            # A ConfigError, not a DataError: the file is not at fault, so `inspect` must not
+            # read it again with the block parser.
             raise ConfigError(
                 f"option {option} is {value!r}: {rule[0].lower()}{rule[1:]}"
             ) from None
 
 
-# --- parse ---
-# Blocks → record batches, one file per format; what is bad is set aside with its line.
-#
-# A format cuts a file into blocks, says what columns a block has, and parses it. Good blocks are
-# parsed whole; only one that holds something bad is read with care.
+# Block parsers
 
 
-class Format(Protocol):
-    """A module of this folder."""
-
-    def cut(self, source: Source, size: int) -> Iterator[Block]: ...
-
-    def infer(self, block: Block, types: Mapping[str, pa.DataType]) -> pa.Schema | None: ...
-
-    def parse(self, block: Block, wanted: pa.Schema) -> Parsed: ...
-
-    def count(self, block: Block) -> int:
-        """How many records it has, readable or not."""
-
-
-_MODULES = {
-    "csv": "delimited",
-    "tsv": "delimited",
-    "jsonl": "jsonl",
-    "parquet": "parquet",
-    "text": "text",
-    "documents": "text",
-    "images": "images",
-    "idx": "arrays",
-    "libsvm": "libsvm",
-}
-
-
-def format_of(name: str) -> Format:
-    """The module of a format."""
-    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    found: Format = module.DOCUMENTS if name == "documents" else module
-    return found
+def blocks(inputs: Sequence[Input], size: int = SIZE) -> Iterator[Block]:
+    """Cut all inputs into blocks of about `size` bytes, numbered in order."""
+    number = 0
+    for source in sources(inputs):
+        for block in format_of(source.format).cut(source, size):
+            yield dataclasses.replace(block, number=number)
+            number += 1
 
 
 def infer(block: Block, columns: Mapping[str, str]) -> pa.Schema | None:
-    """The columns of a block with their types, those named in `columns` as said there.
+    """Return the schema of a block; `columns` sets the types of some columns by name.
 
-    None if nothing in it can be read: then the next block may say it.
+    Return None if no record of the block can be read; the caller then tries the next block.
     """
     if block.fault is not None:
         return None
@@ -157,23 +149,27 @@ def _type(name: str, alias: str) -> Any:
     try:
         return arrow_type(f"columns.{name}", alias)
     except DataError as error:
-        raise ConfigError(str(error), ("columns", name)) from None  # told with its line
+        raise ConfigError(str(error), ("columns", name)) from None  # the key path gives its line
 
 
 def refuse_others(block: Block, columns: Mapping[str, str]) -> None:
-    """Where a file says what columns it has, the type of another one is a mistake: it would make
-    all records bad."""
+    """Refuse a type that the recipe sets for a column which the file does not have.
+
+    Without this check every record of the file would be bad. Formats that learn their columns only
+    from the records (`block.names` is None) are not checked.
+    """
     names = block.names if block.names is not None else columns
     for name in columns:
         if name not in names:
-            told = unknown("column", name, names)
-            raise ConfigError(f"columns: {block.file}: {told}", ("columns", name))
+            reason = unknown("column", name, names)
+            raise ConfigError(f"columns: {block.file}: {reason}", ("columns", name))
 
 
 def parse(block: Block, wanted: pa.Schema) -> Parsed:
-    """The records of a block with the wanted columns, and what is bad.
+    """Return the records of a block: the good ones with the columns `wanted`, and the bad ones.
 
-    Every record is one or the other: `Parsed.read` of all blocks is what the inputs hold.
+    Every record is either good or bad, so `Parsed.read` summed over all blocks is the number of
+    records of the inputs.
     """
     form = format_of(block.source.format)
     if block.fault is None:
@@ -183,19 +179,44 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
     return whole_block(block, wanted, block.fault, block.broken)
 
 
-# --- blocks ---
+def format_of(name: str) -> Format:
+    """Return the block parser of a format."""
+    module: Any = import_module(f"{__name__}.{_MODULES[name]}")
+    parser: Format = module
+    return parser
 
 
-def blocks(inputs: Sequence[Input], size: int = SIZE) -> Iterator[Block]:
-    """All blocks of all inputs, in order."""
-    number = 0
-    for source in sources(inputs):
-        for block in blocks_of(source, size):
-            yield dataclasses.replace(block, number=number)
-            number += 1
+_MODULES = {
+    "csv": "delimited",
+    "tsv": "delimited",
+    "jsonl": "jsonl",
+    "parquet": "parquet",
+    "text": "text",
+    "documents": "documents",
+    "images": "images",
+    "idx": "arrays",
+    "libsvm": "libsvm",
+}
 
 
-def blocks_of(source: Source, size: int = SIZE) -> Iterator[Block]:
-    """The blocks of one file or folder; each counts for itself."""
+class Format(Protocol):
+    """The block parser of a format: a module of this folder with these four functions."""
 
-    return format_of(source.format).cut(source, size)
+    def cut(self, source: Source, size: int) -> Iterator[Block]:
+        """Cut one source into blocks of about `size` bytes, all numbered 0.
+
+        What cannot be read at all becomes a block with a `fault`.
+        """
+
+    def infer(self, block: Block, types: Mapping[str, pa.DataType]) -> pa.Schema | None:
+        """Return the schema of a block, or None if no record of it can be read.
+
+        `types` are the types that the recipe sets. The present formats ignore them, because
+        `wanted_schema` puts them in afterwards.
+        """
+
+    def parse(self, block: Block, wanted: pa.Schema) -> Parsed:
+        """Return the good records of a block with the columns `wanted`, and its bad records."""
+
+    def count(self, block: Block) -> int:
+        """Return the number of records in a block, readable or not."""

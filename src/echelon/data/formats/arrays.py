@@ -1,8 +1,13 @@
-"""Idx, npy, npz.
+"""Arrays of numbers: idx (the format of MNIST) and numpy's .npy and .npz.
 
-The idx format of MNIST: images, and the labels that lie beside them.
+An idx file is a magic number, big-endian sizes, then the numbers:
 
-It is read as it is cut: a block holds its records already as columns.
+    0 0 TYPE DIMENSIONS | size × DIMENSIONS (uint32) | numbers
+
+Labels in a file beside the images are read along. idx has two readers, which share the table of
+types: the block parser (`cut`, `count`, `infer`, `parse`) for recipes, and the
+strict reader `read_idx` for jobs without a recipe. numpy files have only a strict reader,
+`read_numpy`.
 """
 
 from __future__ import annotations
@@ -20,8 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
-from echelon.data.formats.blocks import CHUNK as READ_CHUNK
-from echelon.data.formats.blocks import Content, Stream, open_stream
+from echelon.data.formats.cutting import Content
 from echelon.data.formats.files import labels_beside, labels_of
 from echelon.data.formats.records import (
     Block,
@@ -33,24 +37,50 @@ from echelon.data.formats.records import (
     shipped,
     whole_block,
 )
+from echelon.data.formats.streams import CHUNK, Stream, open_stream
 from echelon.data.shards.encode import dense_array
 
-# --- parse/idx ---
+# Numpy types by the TYPE byte of an idx file.
+TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+# Block parser of idx
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
     with ExitStack() as stack:
-        x = _Values(stack.enter_context(closing(Content(source.file))))
+        x = _IdxContent(stack.enter_context(closing(Content(source.file))))
         values = {"x": x}
         labels = labels_of(source.file)
         if labels is not None and x.fault is None:
-            values["y"] = _Values(stack.enter_context(closing(Content(labels[0]))))
+            values["y"] = _IdxContent(stack.enter_context(closing(Content(labels[0]))))
         fault = next((one.fault for one in values.values() if one.fault), None)
         if fault is not None:
             where = source.file if x.fault or labels is None else labels[0]
             yield Block(0, where, 0, 0, 1, source, fault=fault, broken=x.count)
             return
         yield from _blocks(source, values, size)
+
+
+def _blocks(source: Source, values: Mapping[str, _IdxContent], size: int) -> Iterator[Block]:
+    total = values["x"].count
+    step = max(1, size // sum(one.item for one in values.values()))
+    done = 0
+    while done < total:
+        rows = min(step, total - done)
+        arrays = {name: one.read(rows) for name, one in values.items()}
+        whole = min(len(array) for array in arrays.values())
+        if whole:
+            columns = {name: dense_array(array[:whole]) for name, array in arrays.items()}
+            data = ship(pa.record_batch(columns))
+            yield Block(0, source.file, done, whole, done + 1, source, data=data)
+        done += whole
+        if whole < rows:
+            short = min(arrays, key=lambda name: len(arrays[name]))
+            what = "labels end" if short == "y" else "file ends"
+            fault = f"the {what} before record {done + 1} of {total}: {values[short].damage}"
+            yield Block(0, source.file, done, 0, done + 1, source, fault=fault, broken=total - done)
+            return
 
 
 def count(block: Block) -> int:
@@ -69,8 +99,8 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
     return conform(block, columns, block.record + np.arange(batch.num_rows), wanted, [])
 
 
-class _Values:
-    """The numbers of one file, some records at a time."""
+class _IdxContent:
+    """One idx file for the block parser: notes an error as its `fault` instead of raising it."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -94,7 +124,7 @@ class _Values:
             self.fault = f"empty: its sizes are {[self.count, *shape]}"
 
     def read(self, rows: int) -> np.ndarray[Any, Any]:
-        """As many records as there are left, at most `rows`."""
+        """Read up to `rows` records; fewer only where the file ends."""
         data = self._content.exactly(rows * self.item)
         whole = len(data) // self.item
         values = np.frombuffer(data[: whole * self.item], self._dtype).reshape(whole, *self._form)
@@ -105,47 +135,23 @@ class _Values:
         return self._content.damage or "truncated"
 
 
-def _blocks(source: Source, values: Mapping[str, _Values], size: int) -> Iterator[Block]:
-    total = values["x"].count
-    step = max(1, size // sum(one.item for one in values.values()))
-    done = 0
-    while done < total:
-        rows = min(step, total - done)
-        arrays = {name: one.read(rows) for name, one in values.items()}
-        whole = min(len(array) for array in arrays.values())
-        if whole:
-            columns = {name: dense_array(array[:whole]) for name, array in arrays.items()}
-            data = ship(pa.record_batch(columns))
-            yield Block(0, source.file, done, whole, done + 1, source, data=data)
-        done += whole
-        if whole < rows:
-            short = min(arrays, key=lambda name: len(arrays[name]))
-            what = "labels end" if short == "y" else "file ends"
-            fault = f"the {what} before record {done + 1} of {total}: {values[short].damage}"
-            yield Block(0, source.file, done, 0, done + 1, source, fault=fault, broken=total - done)
-            return
+# Strict readers
 
-
-# --- readers/idx ---
-# The idx format of MNIST: a magic number, big-endian sizes, then the numbers.
-#
-# 0 0 TYPE DIMENSIONS | size × DIMENSIONS (uint32) | numbers
-
-TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _BATCH = 64 << 20
+"""Bytes of a record batch of the strict readers, about."""
 
 
 def read_idx(path: Path) -> Iterator[Any]:
-    """Record batches with `x` and, where the labels lie beside the images, `y`.
+    """Yield record batches with `x` and, if a file of labels is beside the images, `y`.
 
-    Images get a channel: [N, H, W] is read as [N, 1, H, W].
+    Images get a channel: [N, H, W] becomes [N, 1, H, W].
     """
     labels = labels_beside(path)
     with ExitStack() as stack:
-        x = _ReadValues(path, stack.enter_context(open_stream(path)))
+        x = _IdxFile(path, stack.enter_context(open_stream(path)))
         columns = {"x": x}
         if labels is not None:
-            columns["y"] = _ReadValues(labels, stack.enter_context(open_stream(labels)))
+            columns["y"] = _IdxFile(labels, stack.enter_context(open_stream(labels)))
             _same_count(x, columns["y"])
         step = max(1, _BATCH // max(1, x.item_bytes))
         for start in range(0, x.count, step):
@@ -157,8 +163,8 @@ def read_idx(path: Path) -> Iterator[Any]:
             values.finish()
 
 
-class _ReadValues:
-    """The numbers of one file, some rows at a time."""
+class _IdxFile:
+    """One idx file for the strict reader: it raises `DataError` for what is wrong."""
 
     def __init__(self, path: Path, stream: io.BufferedReader[Stream]) -> None:
         self._path = path
@@ -183,7 +189,7 @@ class _ReadValues:
         memory = bytearray(rows * self.item_bytes)
         done, view = 0, memoryview(memory)
         while done < len(memory):
-            got = self._stream.readinto(view[done : done + READ_CHUNK])
+            got = self._stream.readinto(view[done : done + CHUNK])
             if not got:
                 record = self._done + done // self.item_bytes
                 raise DataError(f"{self._path}: truncated in record {record} of {self.count}")
@@ -197,23 +203,16 @@ class _ReadValues:
             raise DataError(f"{self._path}: goes on after its last record ({self.count})")
 
 
-def _same_count(x: _ReadValues, y: _ReadValues) -> None:
+def _same_count(x: _IdxFile, y: _IdxFile) -> None:
     if x.count != y.count:
         raise DataError(f"{y._path}: {y.count} labels for {x.count} images of {x._path.name}")
 
 
-# --- npy ---
-# numpy's .npy and .npz.
-
-CHUNK = 64 << 20
-"""About how many bytes a record batch has."""
-
-
 def read_numpy(path: Path, *, part: str | None = None) -> Iterator[Any]:
-    """Record batches of arrays with one length: `x` of a .npy, or the names within a .npz.
+    """Yield record batches of arrays of equal length: `x` of a .npy, or those named in a .npz.
 
-    `part` keeps the arrays of a .npz whose names end in it (`x_train`, `y_train` are the part
-    `train`) and drops that ending.
+    `part` selects the arrays of a .npz whose names end in it and drops that ending: `train` selects
+    `x_train` and `y_train`.
     """
     arrays = load_arrays(path)
     if part is not None:
@@ -222,50 +221,50 @@ def read_numpy(path: Path, *, part: str | None = None) -> Iterator[Any]:
             for name, array in arrays.items()
             if name.endswith(f"_{part}")
         }
-    _check(path, arrays)
+    _check_lengths(path, arrays)
     rows = len(next(iter(arrays.values())))
-    step = max(1, CHUNK * rows // max(1, sum(array.nbytes for array in arrays.values())))
+    step = max(1, _BATCH * rows // max(1, sum(array.nbytes for array in arrays.values())))
     for start in range(0, rows, step):
         yield pa.record_batch(
-            {name: _arrow(array[start : start + step]) for name, array in arrays.items()}
+            {name: _arrow_array(array[start : start + step]) for name, array in arrays.items()}
         )
 
 
-def names_in(path: Path) -> list[str]:
-    """The names of the arrays of a .npz."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return [name.removesuffix(".npy") for name in file.namelist()]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a whole .npz file: {error}") from None
+def _check_lengths(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    if not arrays or not all(array.ndim and len(array) for array in arrays.values()):
+        raise DataError(f"{path}: empty: every array must have at least one row")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"{path}: its arrays differ in length: {listed}")
+
+
+def _arrow_array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind in "US":
+        return pa.array(array.astype(str).tolist())
+    return dense_array(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def load_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a file, or those with these names."""
-    record = ""
+    """Return the arrays of a numpy file, or only those in `names`."""
+    current = ""
     try:
         if path.suffix == ".npy":
             return {"x": np.load(path, mmap_mode="r", allow_pickle=False)}
         arrays = {}
         with np.load(path, allow_pickle=False) as file:
             for name in names or file.files:
-                record = f", array {name!r}"
+                current = f", array {name!r}"
                 arrays[name] = file[name]
         return arrays
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise DataError(f"{path}: not a whole numpy file{record}: {error}") from None
+        raise DataError(f"{path}: not a whole numpy file{current}: {error}") from None
 
 
-def _check(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-    if not arrays or not all(array.ndim and len(array) for array in arrays.values()):
-        raise DataError(f"{path}: empty: every array must have at least one row")
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"{path}: its arrays differ in length: {told}")
-
-
-def _arrow(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind in "US":
-        return pa.array(array.astype(str).tolist())
-    return dense_array(array.astype(array.dtype.newbyteorder("="), copy=False))
+def names_in(path: Path) -> list[str]:
+    """Return the names of the arrays in a .npz."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return [name.removesuffix(".npy") for name in file.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a whole .npz file: {error}") from None

@@ -1,4 +1,13 @@
-"""Csv, tsv (pyarrow.csv)."""
+"""csv and tsv, parsed by pyarrow.csv.
+
+The block parser (`cut`, `count`, `infer`, `parse`) serves recipes. It parses a good block in one
+call of Arrow; for a block with anything bad in it, `Sieve` finds the bad rows. `Dialect` says how
+cells are written, and `Table` wraps Arrow's parser for one block.
+
+The strict readers `read_csv` and `read_tsv` serve jobs without a recipe. They stream a file through
+Arrow and raise the first error with its line. Both readers share `has_header`, `quoted_cells` and
+`check_delimiter`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +29,7 @@ import pyarrow.csv
 
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import scan
-from echelon.data.formats.blocks import Heading, cut_text, open_native, open_stream
+from echelon.data.formats.cutting import Heading, cut_text
 from echelon.data.formats.records import (
     MISSING,
     Bad,
@@ -36,39 +45,9 @@ from echelon.data.formats.records import (
     shown,
     whole_block,
 )
+from echelon.data.formats.streams import BLOCK, open_native, open_stream
 
-# --- parse/delimited ---
-# csv and tsv: how they are cut, what columns they have, and good blocks at Arrow's speed.
-
-_LOOKED_AT = 100
-"""Records from which the number of columns is told where there is no header."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How the cells of a file are written."""
-
-    delimiter: str
-    quote: bool
-
-    @classmethod
-    def of(cls, source: Source) -> Dialect:
-        tsv = source.format == "tsv"
-        delimiter = source.options.delimiter or ("\t" if tsv else ",")
-        check_delimiter(source.options.path, delimiter)
-        quote = source.options.quote
-        return cls(delimiter, not tsv if quote is None else quote)
-
-    @property
-    def quoting(self) -> str | None:
-        """The delimiter if cells may be quoted: what the scanner wants to know."""
-        return self.delimiter if self.quote else None
-
-    def cells(self, record: bytes) -> list[str]:
-        text = record.decode("utf-8")
-        if not self.quote:
-            return text.split(self.delimiter)
-        return next(quoted_cells([text], self.delimiter))
+# Block parser
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
@@ -80,6 +59,62 @@ def cut(source: Source, size: int) -> Iterator[Block]:
         return scan.cut_quoted(data, last, dialect.delimiter)
 
     return cut_text(source, size, where, partial(_heading, source, dialect))
+
+
+_LOOKED_AT = 100
+"""Records that decide the number of columns of a file without a header."""
+
+
+def _heading(source: Source, dialect: Dialect, data: bytes) -> Heading:
+    """Find the names of the columns, and where the records begin."""
+    options = source.options
+    records = list(islice(scan.records(data, dialect.quoting, True), _LOOKED_AT))
+    if not records:
+        return Heading(len(data), None, "it begins with nothing but empty lines")
+    try:
+        first, second = _first_cells(dialect, data, records)
+    except UnicodeDecodeError as error:
+        if options.header is False and options.names:
+            return Heading(0, options.names)
+        return Heading(0, None, f"the columns' names are not UTF-8: {error.reason}")
+    header = options.header
+    if header is None:
+        header = options.names is None and (second is None or has_header([first, second]))
+    if not header:
+        return Heading(0, options.names or _numbered(dialect, data, records))
+    _, end, _, broken = records[0]
+    size = end + (scan.first_line(data[end : end + 3] + b"x") or len(data) - end)
+    names = options.names or tuple(first)
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    fault = f"two columns are called {twice[0]!r}" if twice else None
+    if broken:
+        fault = "the quotes of the columns' names do not match"
+    return Heading(size, names, fault)
+
+
+def _first_cells(
+    dialect: Dialect, data: bytes, records: list[tuple[int, int, int, bool]]
+) -> tuple[list[str], list[str] | None]:
+    """Return the cells of the first record and, if there is one, of the second."""
+    cells = [dialect.cells(data[start:end]) for start, end, _, _ in records[:1]]
+    if len(records) > 1:
+        start, end, _, _ = records[1]
+        text = data[start:end].decode("utf-8", "replace").encode()
+        cells.append(dialect.cells(text))
+    return cells[0], cells[1] if len(cells) > 1 else None
+
+
+def _numbered(
+    dialect: Dialect, data: bytes, records: list[tuple[int, int, int, bool]]
+) -> tuple[str, ...]:
+    """Return the names `column0`, `column1`, …, as many as the most common number of cells."""
+    widths = Counter(
+        len(dialect.cells(data[start:end].decode("utf-8", "replace").encode()))
+        for start, end, _, broken in records
+        if not broken
+    )
+    width = widths.most_common(1)[0][0] if widths else 1
+    return tuple(f"column{number}" for number in range(width))
 
 
 def count(block: Block) -> int:
@@ -113,7 +148,10 @@ def _table(block: Block) -> Table:
 
 
 def _quick(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Parsed | None:
-    """A block whose cells are all as they should be; rows of a wrong length are set aside."""
+    """Parse a block in one call and set aside rows of a wrong length.
+
+    Return None if a cell does not fit its type, or if Arrow and the scanner count different rows.
+    """
     read = table.read(data, wanted)
     if read is None:
         return None
@@ -128,7 +166,7 @@ def _quick(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Parsed
         Bad(
             block.file,
             int(lines[row]),
-            table.told(cells),
+            table.wrong_length(cells),
             shown(data[spans.starts[row] : spans.ends[row]]),
         )
         for row, cells in read.ragged
@@ -137,7 +175,7 @@ def _quick(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Parsed
 
 
 def _careful(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Parsed:
-    """A block that has something bad in it."""
+    """Parse a block that holds bad records."""
 
     def read(joined: bytes) -> Any | None:
         found = table.read(joined, wanted)
@@ -147,7 +185,7 @@ def _careful(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Pars
     sieve = Sieve(data, spans, read, lambda record: table.refusal(record, wanted))
     for row in np.flatnonzero(spans.broken).tolist():
         sieve.reasons[row] = "its quotes do not match"
-    # Bytes that are no text matter only in columns that are wanted.
+    # Invalid UTF-8 makes a record bad only if it is in a wanted column: parse each one alone.
     sieve.try_alone(lambda record: not is_utf8(record))
     rows = sieve.rest()
     misfits = table.misfits(sieve.joined(rows), wanted)
@@ -155,84 +193,38 @@ def _careful(block: Block, data: bytes, table: Table, wanted: pa.Schema) -> Pars
     return sieve.parsed(block, wanted)
 
 
-def _heading(source: Source, dialect: Dialect, data: bytes) -> Heading:
-    options = source.options
-    records = list(islice(scan.records(data, dialect.quoting, True), _LOOKED_AT))
-    if not records:
-        return Heading(len(data), None, "it begins with nothing but empty lines")
-    try:
-        first, second = _first_cells(dialect, data, records)
-    except UnicodeDecodeError as error:
-        if options.header is False and options.names:
-            return Heading(0, options.names)
-        return Heading(0, None, f"the columns' names are not UTF-8: {error.reason}")
-    header = options.header
-    if header is None:
-        header = options.names is None and (second is None or has_header([first, second]))
-    if not header:
-        return Heading(0, options.names or _numbered(dialect, data, records))
-    _, end, _, broken = records[0]
-    size = end + (scan.first_line(data[end : end + 3] + b"x") or len(data) - end)
-    names = options.names or tuple(first)
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    fault = f"two columns are called {twice[0]!r}" if twice else None
-    if broken:
-        fault = "the quotes of the columns' names do not match"
-    return Heading(size, names, fault)
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The delimiter of a file's cells, and whether they may stand in double quotes."""
 
+    delimiter: str
+    quote: bool
 
-def _first_cells(
-    dialect: Dialect, data: bytes, records: list[tuple[int, int, int, bool]]
-) -> tuple[list[str], list[str] | None]:
-    """The cells of the first record, and of the second if there is one that can be read."""
-    cells = [dialect.cells(data[start:end]) for start, end, _, _ in records[:1]]
-    if len(records) > 1:
-        start, end, _, _ = records[1]
-        text = data[start:end].decode("utf-8", "replace").encode()
-        cells.append(dialect.cells(text))
-    return cells[0], cells[1] if len(cells) > 1 else None
+    @classmethod
+    def of(cls, source: Source) -> Dialect:
+        tsv = source.format == "tsv"
+        delimiter = source.options.delimiter or ("\t" if tsv else ",")
+        check_delimiter(source.options.path, delimiter)
+        quote = source.options.quote
+        return cls(delimiter, not tsv if quote is None else quote)
 
+    @property
+    def quoting(self) -> str | None:
+        """The delimiter if cells may be quoted, else None: what the functions of `scan` take."""
+        return self.delimiter if self.quote else None
 
-def _numbered(
-    dialect: Dialect, data: bytes, records: list[tuple[int, int, int, bool]]
-) -> tuple[str, ...]:
-    """`column0`, `column1`, …: as many as most records have cells."""
-    widths = Counter(
-        len(dialect.cells(data[start:end].decode("utf-8", "replace").encode()))
-        for start, end, _, broken in records
-        if not broken
-    )
-    width = widths.most_common(1)[0][0] if widths else 1
-    return tuple(f"column{number}" for number in range(width))
-
-
-# --- cells ---
-# Delimited text → columns, by Arrow's parser.
-
-_CHUNK = 1 << 18
-"""Bytes that Arrow parses at a time: what stays in the cache is twice as quick."""
-_MESSAGE = re.compile(r"In CSV column #(\d+): .*conversion error to (.*?): (.*)", re.DOTALL)
-_VALUE = re.compile(r"invalid value '(.*)'", re.DOTALL)
-# What numbers may look like, generously: of anything else Arrow need not be asked.
-_WHOLE_NUMBER = r"^\s*[-+]?(?:0[xX][0-9a-fA-F]*|[0-9]*)\s*$"
-_NUMBER = (
-    r"^\s*[-+]?(?:[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]*)?|(?i:inf(?:inity)?|nan(?:\([^)]*\))?))\s*$"
-)
-
-
-class Read(NamedTuple):
-    """Rows that could be read, and those with more or fewer cells than there are columns."""
-
-    batch: Any
-    ragged: list[tuple[int, int]]
-    """Number of the record among those that are not empty, and how many cells it has."""
+    def cells(self, record: bytes) -> list[str]:
+        text = record.decode("utf-8")
+        if not self.quote:
+            return text.split(self.delimiter)
+        return next(quoted_cells([text], self.delimiter))
 
 
 class Table:
-    """How the rows of a file are to be read.
+    """Arrow's csv parser with the column names and the dialect of one file.
 
-    Arrow cannot tell of a row of a wrong length that is not UTF-8: such rows must not come here,
-    but to `refusal`.
+    Arrow cannot report a row of a wrong length that is not UTF-8. So a record that is not UTF-8
+    must pass `refusal` before it is given to `read` or `misfits`.
     """
 
     def __init__(
@@ -248,34 +240,34 @@ class Table:
         self.quoting = delimiter if quote else None
 
     def read(self, data: bytes, wanted: pa.Schema) -> Read | None:
-        """The wanted columns; None if a cell does not fit its type."""
+        """Return the wanted columns, or None if a cell does not fit its type."""
         try:
             return self._strictly(data, wanted)
         except pa.ArrowInvalid:
             return None
 
     def refusal(self, record: bytes, wanted: pa.Schema) -> str | None:
-        """Why this one record cannot be read; None if it can."""
+        """Return the reason why one record is bad, or None if it is good."""
         legible = record.decode("utf-8", "replace").encode()
         ragged = self._strictly(legible, pa.schema([])).ragged
         if ragged:
-            return self.told(ragged[0][1])
+            return self.wrong_length(ragged[0][1])
         try:
             self._strictly(record, wanted)
         except pa.ArrowInvalid as error:
             return self._explained(str(error))
         return None
 
-    def told(self, cells: int) -> str:
-        """What is said of a row of a wrong length."""
+    def wrong_length(self, cells: int) -> str:
+        """Return the reason for a row with a wrong number of cells."""
         return f"{cells} cell{'s' * (cells != 1)}, but there are {len(self.names)} columns"
 
     def misfits(self, data: bytes, wanted: pa.Schema) -> dict[int, str]:
-        """Rows that are bad at first sight, and why: too long, too short, words for numbers."""
+        """Return rows that are bad at first sight, and why: wrong length, words for numbers."""
         numbers = [f for f in wanted if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
         raw = pa.schema([pa.field(field.name, pa.large_binary()) for field in numbers])
         read = self._strictly(data, raw)
-        reasons = {row: self.told(cells) for row, cells in read.ragged}
+        reasons = {row: self.wrong_length(cells) for row, cells in read.ragged}
         rows = np.delete(np.arange(read.batch.num_rows + len(reasons)), list(reasons))
         missing = pa.array([word.encode() for word in self._missing], pa.large_binary())
         for field in numbers:
@@ -289,7 +281,7 @@ class Table:
         return reasons
 
     def guessed(self, data: bytes, odd: bool, chosen: Sequence[str]) -> pa.Schema | None:
-        """The types of the columns by what is in them; None if no row can be read."""
+        """Infer the types of the chosen columns; return None if no row can be read."""
         batch = self._guess(data, chosen) if not odd and all_utf8(data) else None
         if batch is None:
             spans = scan.spans(data, self.quoting, odd)
@@ -309,7 +301,7 @@ class Table:
         types = {field.name: field.type for field in wanted}
         read = self._rows(data, types, wanted.names)
         if not len(wanted):
-            return read  # to count rows
+            return read  # the caller only counts rows
         return Read(pa.RecordBatch.from_arrays(read.batch.columns, schema=wanted), read.ragged)
 
     def _rows(self, data: bytes, types: dict[str, Any], chosen: Sequence[str]) -> Read:
@@ -327,7 +319,7 @@ class Table:
             ragged.append((row.number - 1, row.actual_columns))
             return "skip"
 
-        if not chosen:  # Arrow would read all columns
+        if not chosen:  # without a choice Arrow would read all columns
             chosen, types = self.names[:1], {self.names[0]: pa.large_binary()}
         table = pa.csv.read_csv(
             pa.BufferReader(data),
@@ -350,19 +342,30 @@ class Table:
         return _unfit(name, value[1] if value else "", found[2])
 
 
+class Read(NamedTuple):
+    """Rows that Arrow has read, and rows with more or fewer cells than there are columns."""
+
+    batch: Any
+    ragged: list[tuple[int, int]]
+    """(number of the record, not counting empty ones; number of its cells)."""
+
+
 def _unfit(name: str, value: str, kind: str) -> str:
     return f"column {name!r} is {value!r}: not of type {kind}"
 
 
-# --- readers/delimited ---
-# csv and tsv.
+_CHUNK = 1 << 18
+"""Bytes that Arrow parses at a time: twice as fast as more, because they stay in the cache."""
+# Cells that may be numbers, generously. Everything else is bad without asking Arrow.
+_WHOLE_NUMBER = r"^\s*[-+]?(?:0[xX][0-9a-fA-F]*|[0-9]*)\s*$"
+_NUMBER = (
+    r"^\s*[-+]?(?:[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]*)?|(?i:inf(?:inity)?|nan(?:\([^)]*\))?))\s*$"
+)
+_MESSAGE = re.compile(r"In CSV column #(\d+): .*conversion error to (.*?): (.*)", re.DOTALL)
+_VALUE = re.compile(r"invalid value '(.*)'", re.DOTALL)
 
-BLOCK = 32 << 20
-"""Bytes parsed at a time; types are inferred from the first of them."""
-_LONGEST_CELL = (1 << 31) - 1
-_READ_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|nan|inf|\?|")
-_ROW = re.compile(r"Row #(\d+)")
-_COLUMN = re.compile(r"In CSV column #(\d+)")
+
+# Strict readers
 
 
 def _read(
@@ -377,15 +380,15 @@ def _read(
     types: Mapping[str, str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Any]:
-    """Record batches of a file.
+    """Yield the record batches of a file.
 
-    `header` says whether the first line names the columns, which is found out if not given;
-    columns without a name are called as `names` says, or `column0`, `column1`, …. `types` sets a
-    column's type where the first block would mislead. Cells that stand for `missing` numbers
-    become nulls.
+    `header` says whether the first line names the columns; None detects it. Without a header the
+    columns are called `names`, or `column0`, `column1`, …. `types` sets the type of a column where
+    the first block would mislead. Cells equal to one of `missing` become nulls in columns of
+    numbers.
     """
     check_delimiter(path, delimiter)
-    cells = _first_cells_read(path, delimiter, quote)
+    cells = _first_two_rows(path, delimiter, quote)
     if header is None:
         header = {*cells[0]} <= {*names} if names else len(cells) < 2 or has_header(cells)
     called = None if header else names or [f"column{number}" for number in range(len(cells[0]))]
@@ -408,51 +411,14 @@ def _read(
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: a column's name is not UTF-8: {error.reason}") from None
         except pa.ArrowException as error:
-            raise DataError(_told(path, error)) from None
+            raise DataError(_message(path, error)) from None
     if rows == 0:
         raise DataError(f"{path}: empty: it has a header but no records")
 
 
-# Fields of a csv may stand in double quotes; in a tsv quotes are text like any other.
+# Cells of a csv may stand in double quotes; in a tsv, quotes are ordinary text.
 read_csv = partial(_read, delimiter=",", quote=True)
 read_tsv = partial(_read, delimiter="\t", quote=False)
-
-
-def check_delimiter(path: str | Path, delimiter: object) -> None:
-    """Refuse what Arrow's parser cannot take for the end of a cell."""
-    text = delimiter if isinstance(delimiter, str) else ""
-    if len(text.encode()) != 1 or text in '"\r\n':
-        raise DataError(
-            f"{path}: option delimiter is {delimiter!r}: it must be one character, and no quote "
-            f"or line's end"
-        )
-
-
-def quoted_cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """The cells of records that may be quoted."""
-    # Python's own limit is 128 KiB for a cell, and one for the whole process: it is never lowered.
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    return csv.reader(lines, delimiter=delimiter)
-
-
-def _first_cells_read(path: Path, delimiter: str, quote: bool) -> list[list[str]]:
-    """The first two lines, cut into cells."""
-    with open_stream(path) as stream:
-        # No more than a block: where lines end with returns alone, all of a file is one.
-        raw = stream.readline(BLOCK) + stream.readline(BLOCK)
-    if not raw:
-        raise DataError(f"{path}: empty")
-    lines = io.StringIO(raw.decode("utf-8-sig", "replace"), newline="")  # ends: \n, \r, \r\n
-    if not quote:
-        return [line.rstrip("\r\n").split(delimiter) for line in islice(lines, 2)]
-    return list(islice(quoted_cells(lines, delimiter), 2))
-
-
-def has_header(cells: list[list[str]]) -> bool:
-    """Whether the first line names the columns: there are words above numbers, or no numbers."""
-    first, second = [[bool(_READ_NUMBER.fullmatch(cell)) for cell in line] for line in cells[:2]]
-    words_above_numbers = any(b and not a for a, b in zip(first, second, strict=False))
-    return words_above_numbers or not any(first)
 
 
 def _types(path: Path, types: Mapping[str, str] | None) -> dict[str, Any]:
@@ -471,7 +437,7 @@ def _unique(path: Path, names: Sequence[str]) -> None:
 
 
 def _text_is_utf8(path: Path, batch: Any, lines: int) -> None:
-    """Arrow takes a column that is not UTF-8 for one of raw bytes."""
+    """Refuse columns of raw bytes: Arrow infers that type for text that is not UTF-8."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not pa.types.is_binary(field.type):
             continue
@@ -485,8 +451,8 @@ def _text_is_utf8(path: Path, batch: Any, lines: int) -> None:
                 ) from None
 
 
-def _told(path: Path, error: Exception) -> str:
-    """Arrow's message, with the line where a reader of messages looks for it."""
+def _message(path: Path, error: Exception) -> str:
+    """Return Arrow's message with its line number moved to the front: `FILE:LINE: reason`."""
     message = str(error).splitlines()[0]
     row = _ROW.search(message)
     where = f"{path}:{row[1]}" if row else f"{path}"
@@ -498,3 +464,58 @@ def _told(path: Path, error: Exception) -> str:
         number = f"column {column[1]}: " if column else ""
         return f"{where}: {number}{message}; set its type with the option `types`"
     return f"{where}: {message}"
+
+
+_ROW = re.compile(r"Row #(\d+)")
+_COLUMN = re.compile(r"In CSV column #(\d+)")
+
+
+def _first_two_rows(path: Path, delimiter: str, quote: bool) -> list[list[str]]:
+    """Return the cells of the first two records, or of one if the file has no more."""
+    with open_stream(path) as stream:
+        # At most a block each: a file whose lines end with \r alone is one line for `readline`.
+        raw = stream.readline(BLOCK) + stream.readline(BLOCK)
+    if not raw:
+        raise DataError(f"{path}: empty")
+    lines = io.StringIO(raw.decode("utf-8-sig", "replace"), newline="")  # ends: \n, \r, \r\n
+    if not quote:
+        return [line.rstrip("\r\n").split(delimiter) for line in islice(lines, 2)]
+    return list(islice(quoted_cells(lines, delimiter), 2))
+
+
+# For both readers
+
+
+def check_delimiter(path: str | Path, delimiter: object) -> None:
+    """Refuse a delimiter that Arrow's parser does not support."""
+    text = delimiter if isinstance(delimiter, str) else ""
+    if len(text.encode()) != 1 or text in '"\r\n':
+        raise DataError(
+            f"{path}: option delimiter is {delimiter!r}: it must be one character, and no quote "
+            f"or line's end"
+        )
+
+
+def has_header(cells: list[list[str]]) -> bool:
+    """Return whether the first of two rows names the columns.
+
+    It does if it has a word above a number, or no numbers at all.
+    """
+    first, second = [
+        [bool(_NUMBER_OR_MISSING.fullmatch(cell)) for cell in line] for line in cells[:2]
+    ]
+    words_above_numbers = any(b and not a for a, b in zip(first, second, strict=False))
+    return words_above_numbers or not any(first)
+
+
+_NUMBER_OR_MISSING = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|nan|inf|\?|")
+
+
+def quoted_cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """Yield the cells of each record; cells may be quoted."""
+    # Python's limit is 128 KiB per cell and holds for the whole process: raise it, never lower it.
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    return csv.reader(lines, delimiter=delimiter)
+
+
+_LONGEST_CELL = (1 << 31) - 1

@@ -1,37 +1,29 @@
-"""Paths, patterns, folders → sources; format detection."""
+"""Which files to read, and which format they have.
+
+`sources` turns the inputs of a recipe (paths, patterns, folders and URLs) into files in a fixed
+order; only the block parsers use it. `detect`, for a local path, serves the strict readers, and
+`format_of_name` serves both.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path, PurePath
 
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import remote
-from echelon.data.formats.blocks import COMPRESSED, plain_name
-from echelon.data.formats.records import OPTIONS, Source
-from echelon.data.formats.remote import Listed, forget, is_pattern, local
-from echelon.data.shards.layout import MANIFEST
-
-if TYPE_CHECKING:
-    from echelon.data.formats.records import Input
-
-
-# --- documents ---
+from echelon.data.formats.records import OPTIONS, Input, Source
+from echelon.data.formats.remote import Listed, fixed, forget, is_pattern, meant
+from echelon.data.formats.streams import COMPRESSED, plain_name
+from echelon.data.shards.layout import MANIFEST, PREPARED
 
 TEXT_SUFFIXES = (".txt", ".text")
-
-
-# --- libsvm ---
-
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 LIBSVM_SUFFIXES = (".libsvm", ".svm", ".svmlight")
-
-
-# --- detect ---
-# Which format a file or a folder has, by its name and what lies in it.
-
 _BY_SUFFIX = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -45,11 +37,11 @@ _BY_SUFFIX = {
     **dict.fromkeys(LIBSVM_SUFFIXES, "libsvm"),
     **dict.fromkeys(TEXT_SUFFIXES, "text"),
 }
-_IDX = re.compile(r"idx\d-u?byte$")
+_IDX_NAME = re.compile(r"idx\d-u?byte$")
 
 
 def detect(path: Path) -> str:
-    """The format of a file by its suffix, of a folder by its content."""
+    """Return the format of a file by its name, or of a folder by its content."""
     found = _of_folder(path) if path.is_dir() else format_of_name(path)
     if found is None:
         known = ", ".join(_BY_SUFFIX)
@@ -59,13 +51,6 @@ def detect(path: Path) -> str:
             f"folders of shards, images or texts)"
         )
     return found
-
-
-def format_of_name(path: Path) -> str | None:
-    name = plain_name(path)
-    if _IDX.search(name):
-        return "idx"
-    return _BY_SUFFIX.get(Path(name).suffix)
 
 
 def _of_folder(path: Path) -> str | None:
@@ -81,15 +66,22 @@ def _of_folder(path: Path) -> str | None:
     return None
 
 
-# --- inputs ---
-# What a recipe reads: paths, patterns, folders and URLs → files in a fixed order.
+def format_of_name(path: Path) -> str | None:
+    name = plain_name(path)
+    if _IDX_NAME.search(name):
+        return "idx"
+    return _BY_SUFFIX.get(Path(name).suffix)
 
-FORMATS = tuple(OPTIONS)
+
+# The files of a recipe's inputs
 
 
 def sources(inputs: Sequence[Input]) -> list[Source]:
-    """Every file in order; refuses what is not there and what has no known format."""
-    forget()
+    """Return every file of the inputs in order.
+
+    Refuse inputs that do not exist, files of unknown format, and settings without effect.
+    """
+    forget()  # files behind URLs may have changed since the last call
     found = [source for one in inputs for source in _sources(one)]
     if not found:
         raise DataError("there is nothing to read: `read` is empty")
@@ -101,7 +93,7 @@ def _sources(one: Input) -> Iterator[Source]:
     folder = _is_folder(path)
     files = _files(path)
     if not files:
-        raise DataError(f"{one.path}: {_nothing(path, folder)}")
+        raise DataError(f"{one.path}: {_why_empty(path, folder)}")
     format = one.format if one.format != "auto" else None
     if folder and (format or _kind_of_files(files)) in ("images", "text"):
         yield from _folder(one, path, format or _kind_of_files(files), files)
@@ -111,18 +103,68 @@ def _sources(one: Input) -> Iterator[Source]:
         if kind is None or kind not in OPTIONS:
             raise DataError(
                 f"{name}: its format cannot be told from its name; set format "
-                f"(choices: {', '.join(FORMATS)})"
+                f"(choices: {', '.join(OPTIONS)})"
             )
-        _known(one, kind)
+        _refuse_idle(one, kind)
         if kind == "idx":
             stamp += _labels_stamp(name)
         whole = kind == "text" and one.per == "file"
         yield Source(name, "documents" if whole else kind, one, size, stamp)
 
 
+def _is_folder(path: str) -> bool:
+    return remote.is_folder(path) if remote.is_remote(path) else Path(path).is_dir()
+
+
+def _files(path: str) -> list[Listed]:
+    return remote.listed(path) if remote.is_remote(path) else list(_local(path))
+
+
+def _local(path: str) -> Iterator[Listed]:
+    """Yield the local files of a path, a folder or a pattern, in the order of their names."""
+    here = Path(path).expanduser()
+    if here.is_dir():
+        names: Iterable[Path] = _not_hidden_or_prepared(here, here.rglob("*"))
+    elif here.exists():
+        names = [here]
+    else:
+        matches = glob.glob(str(here), recursive=True)  # noqa: PTH207 (`..`, roots)
+        names = _not_hidden_or_prepared(Path(fixed(here)), map(Path, matches))
+    for name in sorted(names):
+        about = name.stat()
+        yield str(name), about.st_size, str(about.st_mtime_ns)
+
+
+def _not_hidden_or_prepared(base: Path, names: Iterable[Path]) -> Iterator[Path]:
+    @cache
+    def prepared(folder: PurePath) -> bool:
+        return (base / folder / PREPARED).is_file()
+
+    return (name for name in names if name.is_file() and meant(name.relative_to(base), prepared))
+
+
+def _why_empty(path: str, folder: bool) -> str:
+    if folder:
+        return "the folder is empty, hidden files and prepared data aside"
+    return "no file matches" if is_pattern(path) else "there is no such file or folder"
+
+
+def _kind_of_files(files: list[Listed]) -> str:
+    """Return what a folder holds: `tables`, else `images`, else `text`, else an empty string."""
+    names = [remote.named(name) for name, _, _ in files]
+    kinds = {format_of_name(name) for name in names}
+    if kinds & (OPTIONS.keys() - {"text"}):
+        return "tables"
+    images = any(name.suffix.lower() in IMAGE_SUFFIXES for name in names)
+    return "images" if images else "text" if "text" in kinds else ""
+
+
 def _folder(one: Input, path: str, kind: str, files: list[Listed]) -> Iterator[Source]:
-    """A folder whose files are records, or texts of many records, by classes if it has any."""
-    _known(one, kind)
+    """Yield the sources of a folder of texts or images, which may lie in class folders.
+
+    The folder is one source if its files are records, else each of its files is one.
+    """
+    _refuse_idle(one, kind)
     records = members(path, kind, files)
     if not records:
         raise DataError(f"{one.path}: holds no {kind}")
@@ -130,17 +172,20 @@ def _folder(one: Input, path: str, kind: str, files: list[Listed]) -> Iterator[S
         for (name, size, stamp), label in records:
             yield Source(name, "text", one, size, stamp, label)
         return
-    told = hashlib.sha256()
+    stamps = hashlib.sha256()
     for (name, size, stamp), _ in records:
-        told.update(f"{name}\0{size}\0{stamp}\n".encode())
+        stamps.update(f"{name}\0{size}\0{stamp}\n".encode())
     size = sum(size for (_, size, _), _ in records)
-    yield Source(path, "images" if kind == "images" else "documents", one, size, told.hexdigest())
+    yield Source(path, "images" if kind == "images" else "documents", one, size, stamps.hexdigest())
 
 
 def members(
     path: str, kind: str, files: Iterable[Listed] | None = None
 ) -> list[tuple[Listed, str | None]]:
-    """The files of a folder that are records, and the class folder each lies in."""
+    """Return the files of a folder that are records, and the class folder of each, if any.
+
+    `kind` is `images` or `text`; `files` is the folder's listing, if the caller has it already.
+    """
     if files is None:
         files = _files(path)
     suffixes = IMAGE_SUFFIXES if kind == "images" else TEXT_SUFFIXES
@@ -161,71 +206,32 @@ def members(
 
 
 def _inner(folder: str, name: str) -> tuple[str, ...]:
-    """The parts of a file's path below a folder."""
+    """Return the parts of a file's path below a folder."""
     if remote.is_remote(folder):
         return remote.below(folder, name)
     return Path(name).relative_to(folder).parts
 
 
-def _is_folder(path: str) -> bool:
-    return remote.is_folder(path) if remote.is_remote(path) else Path(path).is_dir()
-
-
-def _files(path: str) -> list[Listed]:
-    return remote.listed(path) if remote.is_remote(path) else list(local(path))
-
-
-def _labels_stamp(images: str) -> str:
-    """Of the labels that are read along with images: they are no source of their own."""
-    labels = labels_of(images)
-    if labels is None:
-        return ""
-    name, size, stamp = labels
-    return f" {remote.named(name).name} {size} {stamp}"
-
-
-def labels_of(images: str) -> Listed | None:
-    """The idx file of labels that lies beside one of images, here or elsewhere."""
-    if remote.is_remote(images):
-        return remote.beside(images, label_names(remote.named(images).name))
-    labels = labels_beside(Path(images))
-    return None if labels is None else next(local(str(labels)))
-
-
-def _nothing(path: str, folder: bool) -> str:
-    if folder:
-        return "the folder is empty, hidden files and prepared data aside"
-    return "no file matches" if is_pattern(path) else "there is no such file or folder"
-
-
-def _kind_of_files(files: list[Listed]) -> str:
-    """What a folder holds: a table in pieces before images before texts."""
-    names = [remote.named(name) for name, _, _ in files]
-    kinds = {format_of_name(name) for name in names}
-    if kinds & (OPTIONS.keys() - {"text"}):
-        return "tables"
-    images = any(name.suffix.lower() in IMAGE_SUFFIXES for name in names)
-    return "images" if images else "text" if "text" in kinds else ""
-
-
 def _data_files(one: Input, files: list[Listed], folder: bool) -> list[Listed]:
-    """Of a folder only what has a format we know, and no labels that go with images."""
+    """Drop files of unknown format (of a folder), and idx labels whose images are there too."""
     if one.format == "auto" and folder:
         files = [file for file in files if format_of_name(remote.named(file[0])) in OPTIONS]
         if not files:
-            raise DataError(f"{one.path}: holds no file of a known format ({', '.join(FORMATS)})")
+            raise DataError(f"{one.path}: holds no file of a known format ({', '.join(OPTIONS)})")
     names = {remote.named(name).name for name, _, _ in files}
     return [
-        file for file in files if len(files) == 1 or not _labels(remote.named(file[0]).name, names)
+        file
+        for file in files
+        if len(files) == 1 or not _go_with_images(remote.named(file[0]).name, names)
     ]
 
 
-def _labels(name: str, names: set[str]) -> bool:
+def _go_with_images(name: str, names: set[str]) -> bool:
     return "labels-idx1" in name and name.replace("labels-idx1", "images-idx3") in names
 
 
-def _known(one: Input, kind: str) -> None:
-    """Refuse a setting that has no effect."""
+def _refuse_idle(one: Input, kind: str) -> None:
+    """Refuse a setting that has no effect on this format."""
     always = {"path", "format", "split"}
     for option in sorted(one.model_fields_set - always):
         if getattr(one, option) is not None and option not in OPTIONS[kind]:
@@ -234,22 +240,37 @@ def _known(one: Input, kind: str) -> None:
             )
 
 
-# --- images ---
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# The labels of idx images
 
 
-# --- idx ---
+def _labels_stamp(images: str) -> str:
+    """Return a stamp of the labels beside idx images, because they are not a source themselves."""
+    labels = labels_of(images)
+    if labels is None:
+        return ""
+    name, size, stamp = labels
+    return f" {remote.named(name).name} {size} {stamp}"
+
+
+def labels_of(images: str) -> Listed | None:
+    """Return the idx file of labels beside a file of images, local or behind a URL, or None."""
+    if remote.is_remote(images):
+        return remote.beside(images, _label_names(remote.named(images).name))
+    labels = labels_beside(Path(images))
+    return None if labels is None else next(_local(str(labels)))
 
 
 def labels_beside(path: Path) -> Path | None:
-    """`train-labels-idx1-ubyte.gz` beside `train-images-idx3-ubyte.gz`."""
-    choices = [path.with_name(name) for name in label_names(path.name)]
+    """Return the local labels of idx images, or None.
+
+    They are `train-labels-idx1-ubyte.gz` beside `train-images-idx3-ubyte.gz`.
+    """
+    choices = [path.with_name(name) for name in _label_names(path.name)]
     return next((choice for choice in choices if choice.exists()), None)
 
 
-def label_names(images: str) -> list[str]:
-    """What the labels of a file of images may be called; nothing, if it holds no images."""
+def _label_names(images: str) -> list[str]:
+    """Return the names that the labels of a file may have; none if its name is not of images."""
     if "images" not in images:
         return []
     name = images.replace("images", "labels").replace("idx3", "idx1")

@@ -1,9 +1,11 @@
-"""Image folders, tile sheets.
+"""Images: folders of image files, with one sub-folder per class, and sheets of many small images.
 
-Images of one file each, as the bytes they are stored in; the folder they lie in is their class.
+The block parser (`cut`, `count`, `infer`, `parse`) serves recipes. Its records are the stored bytes
+of the files. Each image is decoded once to find those that are damaged; the feature `image` of a
+recipe decodes it again and scales it.
 
-They are decoded here once, to find those that cannot be; what size and form they get is a
-matter of features.
+The strict reader `read_images` serves jobs without a recipe. It returns pixels, all of one size,
+and also reads sheets.
 """
 
 from __future__ import annotations
@@ -21,25 +23,26 @@ import pyarrow as pa
 from echelon.core.errors import DataError
 from echelon.data.formats import remote
 from echelon.data.formats.arrays import load_arrays, names_in
-from echelon.data.formats.blocks import read_bytes
+from echelon.data.formats.documents import Unreadable, cut_files, parse_files
 from echelon.data.formats.files import IMAGE_SUFFIXES
 from echelon.data.formats.records import Block, Parsed, Source
 from echelon.data.formats.remote import Unreachable
-from echelon.data.formats.text import Unreadable, cut_files, parse_files
+from echelon.data.formats.streams import read_bytes
 from echelon.data.shards.encode import dense_array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# --- parse/images ---
-
-_MOST = 256
-"""Images of a block: a few bytes may be a large one, and all of a block are held at once."""
+# Block parser
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
     return cut_files(source, size, "images", _MOST)
+
+
+_MOST = 256
+"""Images of a block, at most: a small file may be a large image, and a worker holds them all."""
 
 
 def count(block: Block) -> int:
@@ -52,10 +55,10 @@ def infer(block: Block, types: Mapping[str, Any]) -> pa.Schema | None:  # noqa: 
 
 
 def parse(block: Block, wanted: pa.Schema) -> Parsed:
-    return parse_files(block, wanted, "image", pa.large_binary(), _image)
+    return parse_files(block, wanted, "image", pa.large_binary(), _load_image)
 
 
-def _image(path: str) -> bytes:
+def _load_image(path: str) -> bytes:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -64,10 +67,11 @@ def _image(path: str) -> bytes:
             raise Unreadable("empty")
         with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image.draft("RGB", (1, 1))  # of a jpeg an eighth of the size is enough to see it
+            # Decodes a jpeg at an eighth of its size, which is enough to find damage.
+            image.draft("RGB", (1, 1))
             image.load()
     except Unreachable:
-        raise
+        raise  # a server that fails ends the preparation; it does not make a record bad
     except UnidentifiedImageError:
         raise Unreadable("not an image of a known format") from None
     except (OSError, ValueError, SyntaxError, DataError, Image.DecompressionBombWarning) as error:
@@ -75,13 +79,14 @@ def _image(path: str) -> bytes:
     return content
 
 
-# --- readers/images ---
-# Folders of images, one sub-folder per class, and sheets of many small images.
+# Strict reader
 
-_GREY = ("1", "L")
 _BATCH = 32 << 20
+"""Bytes of pixels in a record batch, about."""
 _AT_ONCE = 256
+"""Files of a record batch of stored images."""
 _THREADS = 4
+_GREY = ("1", "L")
 
 
 def read_images(
@@ -91,20 +96,21 @@ def read_images(
     tile: int | None = None,
     stored: bool = False,
 ) -> Iterator[Any]:
-    """Record batches with `x` uint8 [N, C, H, W] and, below class folders, `label`.
+    """Yield record batches with `x` uint8 [N, C, H, W] and, for class folders, `label`.
 
-    `size` (a side, or height and width) is what all are scaled to; without it images that
-    differ in size are refused. They are grey if all of them are.
+    `size` (one side, or height and width) scales all images; without it, images of different sizes
+    are refused. C is 1 if all images are gray, else 3.
 
     A single file is a sheet of square images with the side `tile`. Its labels are the array
     `y_<name of the sheet>` of a `labels.npz` beside it.
 
-    With `stored` a folder's files come as they are, as `image`: recipes read them so.
+    With `stored` a folder's files are returned undecoded, as `image`. New records for a model of
+    prepared images are read that way.
     """
     if path.is_file():
         yield _sheet(path, tile)
         return
-    files, labels = image_files(path)
+    files, labels = _image_files(path)
     if stored:
         yield from _as_stored(files, labels)
         return
@@ -122,46 +128,8 @@ def read_images(
             yield pa.record_batch(columns)
 
 
-def _as_stored(files: Sequence[Path], labels: Sequence[str]) -> Iterator[Any]:
-    for start in range(0, len(files), _AT_ONCE):
-        chosen = slice(start, start + _AT_ONCE)
-        contents = [read_bytes(file) for file in files[chosen]]
-        columns = {"image": pa.array(contents, pa.large_binary())}
-        if labels:
-            columns["label"] = pa.array(labels[chosen], pa.large_utf8())
-        yield pa.record_batch(columns)
-
-
-def read_tiles(path: str | Path, side: int) -> np.ndarray[Any, Any]:
-    """The square tiles of one large image, row by row: uint8 [N, C, side, side]."""
-    path = Path(path)
-    with _opened(path) as image:
-        width, height = image.size
-        if side < 1 or width % side or height % side:
-            raise DataError(f"{path}: {width}×{height} pixels cannot be cut into tiles of {side}")
-        sheet = _pixels(path, "L" if image.mode in _GREY else "RGB", image.size)
-    tiles = sheet.reshape(height // side, side, width // side, side, -1)
-    channels = tiles.shape[-1]
-    return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3)).reshape(-1, channels, side, side)
-
-
-def _sheet(path: Path, tile: int | None) -> Any:
-    if tile is None:
-        raise DataError(f"{path}: one image is read as a sheet: set the option `tile` to a side")
-    x = read_tiles(path, tile)
-    columns = {"x": dense_array(x)}
-    labels = path.with_name("labels.npz")
-    name = f"y_{path.stem}"
-    if labels.is_file() and name in names_in(labels):
-        (column,) = load_arrays(labels, [name]).values()
-        if len(column) != len(x):
-            raise DataError(f"{labels}: {name!r} has {len(column)} labels for {len(x)} tiles")
-        columns["y"] = dense_array(column)
-    return pa.record_batch(columns)
-
-
-def image_files(path: Path) -> tuple[list[Path], list[str]]:
-    """All images in order, and the class of each if they lie in class folders."""
+def _image_files(path: Path) -> tuple[list[Path], list[str]]:
+    """Return all image files in order, and the class of each if they are in class folders."""
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     pairs = [(file, folder.name) for folder in folders for file in _images_in(folder)]
     loose = _images_in(path)
@@ -176,6 +144,16 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
 
 
+def _as_stored(files: Sequence[Path], labels: Sequence[str]) -> Iterator[Any]:
+    for start in range(0, len(files), _AT_ONCE):
+        chosen = slice(start, start + _AT_ONCE)
+        contents = [read_bytes(file) for file in files[chosen]]
+        columns = {"image": pa.array(contents, pa.large_binary())}
+        if labels:
+            columns["label"] = pa.array(labels[chosen], pa.large_utf8())
+        yield pa.record_batch(columns)
+
+
 def _wanted(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
@@ -186,7 +164,7 @@ def _wanted(size: int | Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _common_form(files: Sequence[Path], size: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Height, width and channels of all images, from their headers alone."""
+    """Return height, width and channels of all images, reading only their headers."""
     channels, first = 1, None
     for file in files:
         with _opened(file) as image:
@@ -219,3 +197,31 @@ def _opened(file: Path) -> Image:
         return Image.open(file)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise DataError(f"{file}: not a readable image: {error}") from None
+
+
+def _sheet(path: Path, tile: int | None) -> Any:
+    if tile is None:
+        raise DataError(f"{path}: one image is read as a sheet: set the option `tile` to a side")
+    x = read_tiles(path, tile)
+    columns = {"x": dense_array(x)}
+    labels = path.with_name("labels.npz")
+    name = f"y_{path.stem}"
+    if labels.is_file() and name in names_in(labels):
+        (column,) = load_arrays(labels, [name]).values()
+        if len(column) != len(x):
+            raise DataError(f"{labels}: {name!r} has {len(column)} labels for {len(x)} tiles")
+        columns["y"] = dense_array(column)
+    return pa.record_batch(columns)
+
+
+def read_tiles(path: str | Path, side: int) -> np.ndarray[Any, Any]:
+    """Return the square tiles of one large image, row by row: uint8 [N, C, side, side]."""
+    path = Path(path)
+    with _opened(path) as image:
+        width, height = image.size
+        if side < 1 or width % side or height % side:
+            raise DataError(f"{path}: {width}×{height} pixels cannot be cut into tiles of {side}")
+        sheet = _pixels(path, "L" if image.mode in _GREY else "RGB", image.size)
+    tiles = sheet.reshape(height // side, side, width // side, side, -1)
+    channels = tiles.shape[-1]
+    return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3)).reshape(-1, channels, side, side)

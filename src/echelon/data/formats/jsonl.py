@@ -1,4 +1,14 @@
-"""JSON lines (pyarrow.json)."""
+"""JSON lines, parsed by pyarrow.json: one object per line; a key that is absent is a missing value.
+
+The block parser (`cut`, `count`, `infer`, `parse`) serves recipes. It parses a good block in one
+call of Arrow; for a block with anything bad in it, `Sieve` finds the bad lines. The strict reader
+`read_jsonl` serves jobs without a recipe: it streams a file through Arrow and raises the first
+error with its line.
+
+Arrow's parser trusts its input: it crashes on a line `null`, follows brackets by recursion, takes
+`{}{}` for two records, and does not check that text is UTF-8. Each reader guards against this
+itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,7 @@ import pyarrow.json
 
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import scan
-from echelon.data.formats.blocks import CHUNK, cut_text, open_native, open_stream
+from echelon.data.formats.cutting import cut_into_lines
 from echelon.data.formats.records import (
     Block,
     Parsed,
@@ -26,13 +36,13 @@ from echelon.data.formats.records import (
     one_batch,
     shown,
 )
+from echelon.data.formats.streams import BLOCK, CHUNK, open_native, open_stream
 
-# --- parse/jsonl ---
-# One JSON object per line; a key that is absent is a missing value.
+# Block parser
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
-    return cut_text(source, size, lambda data, last: (scan.cut_lines(data, last), False))
+    return cut_into_lines(source, size)
 
 
 def count(block: Block) -> int:
@@ -41,7 +51,7 @@ def count(block: Block) -> int:
 
 def infer(block: Block, types: Mapping[str, Any]) -> pa.Schema | None:  # noqa: ARG001
     data = block.content()
-    found = guessed(data, _spans(data))
+    found = _inferred(data, _spans(data))
     chosen = block.source.options.columns
     if found is None or chosen is None:
         return found
@@ -51,17 +61,98 @@ def infer(block: Block, types: Mapping[str, Any]) -> pa.Schema | None:  # noqa: 
     return pa.schema([found.field(name) for name in chosen])
 
 
+def _inferred(data: bytes, spans: scan.Spans) -> pa.Schema | None:
+    """Infer the types of all keys; return None if no record can be read."""
+    if _all_objects(data, spans) and all_utf8(data) and _deepest(data, spans) <= _DEEPEST:
+        try:
+            return read_objects(data, None).schema
+        except _REFUSED:
+            pass  # some record is bad or differs: look at each record
+    return _majority_schema(data, spans)
+
+
+def _deepest(data: bytes, spans: scan.Spans) -> int:
+    """Return the largest number of opening brackets in a line."""
+    opens = np.concatenate([scan.places(data, ord("[")), scan.places(data, ord("{"))])
+    return int(np.bincount(np.searchsorted(spans.ends, opens)).max())
+
+
+_DEEPEST = 500
+"""Opening brackets of a record, at most, for it to take part in the inference of types."""
+
+
+def _majority_schema(data: bytes, spans: scan.Spans) -> pa.Schema | None:
+    """Infer the types from the records that can be read; a key gets its most frequent kind."""
+    lines = [data[s:e] for s, e in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
+    shallow = [line for line in lines if line.count(b"[") + line.count(b"{") <= _DEEPEST]
+    objects = (json.loads(line) for line in shallow if not_an_object(line) is None)
+    records = [record for record in objects if _can_be_written(record)]
+    kinds = _most_frequent_kinds(records)
+    like = [
+        {key: value for key, value in record.items() if _kind(value) == kinds[key]}
+        for record in records
+    ]
+    if not like:
+        return None
+    found = _types(like)
+    return found if found is not None else _key_by_key(like)
+
+
+def _can_be_written(record: dict[str, Any]) -> bool:
+    """Return whether UTF-8 can encode a record: JSON allows half of a surrogate pair."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _most_frequent_kinds(records: list[dict[str, Any]]) -> Mapping[str, str]:
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        for key, value in record.items():
+            seen[key][_kind(value)] += value is not None
+    return {key: kinds.most_common(1)[0][0] for key, kinds in seen.items()}
+
+
+def _kind(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "number" if number else type(value).__name__
+
+
+def _types(records: Iterable[dict[str, Any]]) -> pa.Schema | None:
+    try:
+        return read_objects("\n".join(map(json.dumps, records)).encode(), None).schema
+    except _REFUSED:
+        return None
+
+
+def _key_by_key(records: list[dict[str, Any]]) -> pa.Schema | None:
+    """Infer each key alone; if its values have no common type, the first readable one decides."""
+    fields: list[Any] = []
+    for key in dict.fromkeys(key for record in records for key in record):
+        values = [{key: record[key]} for record in records if record.get(key) is not None]
+        values = values or [{key: None}]
+        tries = (_types(some) for some in (values, *([one] for one in values[:_TRIED])))
+        fields += next((found for found in tries if found is not None), ())
+    return pa.schema(fields) if fields else None
+
+
+_TRIED = 100
+"""Values of a key that are tried one by one if all of them together have no common type."""
+
+
 def parse(block: Block, wanted: pa.Schema) -> Parsed:
     data = block.content()
     spans = _spans(data)
-    if objects(data, spans) and all_utf8(data):
+    if _all_objects(data, spans) and all_utf8(data):
         batch = _read(data, wanted)
         if batch is not None and batch.num_rows == len(spans.starts):
             return Parsed(batch, block.record + spans.lines)
     sieve = Sieve(
         data, spans, lambda joined: _read(joined, wanted), lambda one: _refusal(one, wanted)
     )
-    # Arrow must not see these: it dies of some, and takes others for several records.
+    # Arrow must not see these: it crashes on some and takes others for several records.
     sieve.try_alone(lambda record: not_an_object(record) is not None)
     return sieve.parsed(block, wanted)
 
@@ -70,8 +161,15 @@ def _spans(data: bytes) -> scan.Spans:
     return scan.nonblank(data, scan.spans(data, None, False))
 
 
+def _all_objects(data: bytes, spans: scan.Spans) -> bool:
+    """Return whether every line begins with `{` and ends with `}`."""
+    values = np.frombuffer(data, np.uint8)
+    opens, closes = values[spans.starts] == ord("{"), values[spans.ends - 1] == ord("}")
+    return bool(len(opens) and opens.all() and closes.all())
+
+
 def _read(data: bytes, wanted: pa.Schema) -> Any | None:
-    """The wanted columns as Arrow reads them; None if it does not."""
+    """Return the wanted columns, or None if Arrow refuses a record or a value does not fit."""
     plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in wanted])
     try:
         columns = read_objects(data, plain).columns
@@ -87,7 +185,7 @@ def _read(data: bytes, wanted: pa.Schema) -> Any | None:
 
 
 def _plain(kind: Any) -> Any:
-    """The type as Arrow's parser knows it: its lists have short offsets."""
+    """Return the type that Arrow's JSON parser supports: its lists have 32-bit offsets."""
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return pa.list_(_plain(kind.value_type))
     if pa.types.is_struct(kind):
@@ -109,29 +207,8 @@ def _refusal(record: bytes, wanted: pa.Schema) -> str | None:
     return "not JSON that can be read: a key stands twice, or a character is none"
 
 
-# --- objects ---
-# JSON objects → columns, by Arrow's parser; and what it must not be given.
-#
-# Arrow's parser trusts its input: it dies of a line `null`, follows brackets by recursion, takes
-# `{}{}` for two records and does not look whether text is UTF-8.
-
-_CHUNK = 1 << 20
-_DEEPEST = 500
-"""Brackets of a record whose types are looked at."""
-_TRIED = 100
-"""Values that are looked at one by one, where together they have no type."""
-_REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
-
-
-def objects(data: bytes, spans: scan.Spans) -> bool:
-    """Whether every line has the brackets of an object around it."""
-    values = np.frombuffer(data, np.uint8)
-    opens, closes = values[spans.starts] == ord("{"), values[spans.ends - 1] == ord("}")
-    return bool(len(opens) and opens.all() and closes.all())
-
-
 def not_an_object(record: bytes) -> str | None:
-    """What is wrong with a line as JSON; None if it is an object."""
+    """Return the reason why a line is not a JSON object, or None if it is one."""
     try:
         value = json.loads(record.decode("utf-8"))
     except UnicodeDecodeError:
@@ -144,7 +221,7 @@ def not_an_object(record: bytes) -> str | None:
 
 
 def read_objects(data: bytes, schema: pa.Schema | None) -> Any:
-    """Objects as a batch; with a schema, keys that are not in it are passed over."""
+    """Parse objects into a batch; with a schema, ignore keys that it does not name."""
     others = "infer" if schema is None else "ignore"
     options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
 
@@ -160,90 +237,19 @@ def read_objects(data: bytes, schema: pa.Schema | None) -> Any:
         return read(len(data) + 1)
 
 
-def guessed(data: bytes, spans: scan.Spans) -> pa.Schema | None:
-    """The types of all keys by what is in them; None if no record can be read."""
-    if objects(data, spans) and all_utf8(data) and _deepest(data, spans) <= _DEEPEST:
-        try:
-            return read_objects(data, None).schema
-        except _REFUSED:
-            pass  # then with care
-    return _careful(data, spans)
+_CHUNK = 1 << 20
+_REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
-def _careful(data: bytes, spans: scan.Spans) -> pa.Schema | None:
-    """The same from the records that can be read, each key by the kind most of them have."""
-    lines = [data[s:e] for s, e in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
-    shallow = [line for line in lines if line.count(b"[") + line.count(b"{") <= _DEEPEST]
-    objects = (json.loads(line) for line in shallow if not_an_object(line) is None)
-    records = [record for record in objects if _can_be_written(record)]
-    kinds = _majority(records)
-    like = [
-        {key: value for key, value in record.items() if _kind(value) == kinds[key]}
-        for record in records
-    ]
-    if not like:
-        return None
-    found = _types(like)
-    return found if found is not None else _key_by_key(like)
+# Strict reader
 
-
-def _can_be_written(record: dict[str, Any]) -> bool:
-    """Whether all of it is text: half of a surrogate pair is JSON, but no character."""
-    try:
-        json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _types(records: Iterable[dict[str, Any]]) -> pa.Schema | None:
-    try:
-        return read_objects("\n".join(map(json.dumps, records)).encode(), None).schema
-    except _REFUSED:
-        return None
-
-
-def _key_by_key(records: list[dict[str, Any]]) -> pa.Schema | None:
-    """Where values differ further within, a key is what the first of them is that can be read."""
-    fields: list[Any] = []
-    for key in dict.fromkeys(key for record in records for key in record):
-        values = [{key: record[key]} for record in records if record.get(key) is not None]
-        values = values or [{key: None}]
-        tries = (_types(some) for some in (values, *([one] for one in values[:_TRIED])))
-        fields += next((found for found in tries if found is not None), ())
-    return pa.schema(fields) if fields else None
-
-
-def _deepest(data: bytes, spans: scan.Spans) -> int:
-    """Brackets opened in the line that opens most."""
-    opens = np.concatenate([scan.places(data, ord("[")), scan.places(data, ord("{"))])
-    return int(np.bincount(np.searchsorted(spans.ends, opens)).max())
-
-
-def _majority(records: list[dict[str, Any]]) -> Mapping[str, str]:
-    seen: dict[str, Counter[str]] = defaultdict(Counter)
-    for record in records:
-        for key, value in record.items():
-            seen[key][_kind(value)] += value is not None
-    return {key: kinds.most_common(1)[0][0] for key, kinds in seen.items()}
-
-
-def _kind(value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "number" if number else type(value).__name__
-
-
-# --- readers/jsonl ---
-# One JSON object per line.
-
-BLOCK = 32 << 20
 _INDEX = re.compile(r"at string index (\d+)")
 _ROW = re.compile(r" in row (\d+)$")
 _NO_OBJECT = re.compile(rb"\n[ \t\r]*+([^ \t\r\n{])")
 
 
 def read_jsonl(path: Path, *, block: int = BLOCK) -> Iterator[Any]:
-    """Record batches of a file; its keys are the columns, a key that is absent is a null."""
+    """Yield the record batches of a file; its keys are the columns, an absent key is a null."""
     rows = 0
     _only_objects(path)
     with open_native(path) as stream:
@@ -255,11 +261,11 @@ def read_jsonl(path: Path, *, block: int = BLOCK) -> Iterator[Any]:
                     rows += batch.num_rows
                     yield batch
         except pa.ArrowException as error:
-            raise DataError(_told(path, str(error).splitlines()[0], rows)) from None
+            raise DataError(_message(path, str(error).splitlines()[0], rows)) from None
 
 
 def _only_objects(path: Path) -> None:
-    """Arrow's parser does not survive a line that is anything else, such as `null`."""
+    """Refuse a file with a line that does not begin with `{`: Arrow's parser crashes on `null`."""
     lines, rest = 0, b"\n"
     with open_stream(path) as stream:
         while data := stream.read(CHUNK):
@@ -268,13 +274,14 @@ def _only_objects(path: Path) -> None:
                 line = lines + data.count(b"\n", 0, found.start(1))
                 raise DataError(f"{path}:{line}: not a JSON object like those before it")
             last = data.rfind(b"\n")
-            begun = last >= 0 and not data[last:].strip()  # a line, by nothing but blanks so far
+            # Whether the last line has begun with nothing but blanks so far: then keep it.
+            begun = last >= 0 and not data[last:].strip()
             rest = data[last:] if begun else b""
             lines += data.count(b"\n") - begun
 
 
 def _text_is_utf8(path: Path, batch: Any, rows: int) -> None:
-    """Arrow's parser takes bytes as they come."""
+    """Refuse text that is not UTF-8: Arrow's parser does not check it."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         try:
             column.validate(full=True)
@@ -284,7 +291,8 @@ def _text_is_utf8(path: Path, batch: Any, rows: int) -> None:
             raise DataError(f"{path}:{line}: {field.name!r} is not UTF-8") from None
 
 
-def _told(path: Path, message: str, rows: int) -> str:
+def _message(path: Path, message: str, rows: int) -> str:
+    """Return Arrow's message with its line number moved to the front: `FILE:LINE: reason`."""
     if "Empty JSON" in message:
         return f"{path}: empty"
     row = _ROW.search(message)

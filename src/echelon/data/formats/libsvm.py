@@ -1,4 +1,9 @@
-"""Libsvm."""
+"""libsvm and svmlight: `label index:value index:value … # comment` on every line.
+
+Both readers parse lines with `read_rows`, a pass of array operations in which Arrow converts all
+numbers at once. The block parser (`cut`, `count`, `infer`, `parse`) serves recipes; the strict
+reader `read_libsvm` serves jobs without a recipe.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,20 @@ from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
 from echelon.data.formats import scan
-from echelon.data.formats.blocks import cut_text, open_stream
+from echelon.data.formats.cutting import cut_into_lines
 from echelon.data.formats.records import Block, Parsed, Sieve, Source, conform, lacking, whole_block
+from echelon.data.formats.streams import open_stream
 from echelon.data.shards.encode import WIDTH
 
-# --- parse/libsvm ---
-# libsvm: `label index:value index:value … # comment` on every line.
+LABEL, FEATURES = "label", "features"
+_PAIRS = pa.large_list(pa.struct([("index", pa.int32()), ("value", pa.float32())]))
+
+
+# Block parser
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
-    return cut_text(source, size, lambda data, last: (scan.cut_lines(data, last), False))
+    return cut_into_lines(source, size)
 
 
 def count(block: Block) -> int:
@@ -60,39 +69,14 @@ def _spans(data: bytes) -> scan.Spans:
     return scan.nonblank(data, scan.spans(data, None, False))
 
 
-# --- readers/libsvm ---
-# libsvm and svmlight: `label index:value index:value … # comment` on every line.
-
-LABEL, FEATURES = "label", "features"
-_BLOCK = 16 << 20
-_COMMENT = re.compile(rb"[ \t]*#[^\r\n]*")
-_BLANKS = re.compile(rb"[ \t]*(\r?\n)[ \t]*")
-_TABS = bytes.maketrans(b"\t", b" ")
-_SPACE, _FEED, _COLON = ord(" "), ord("\n"), ord(":")
-_PAIRS = pa.large_list(pa.struct([("index", pa.int32()), ("value", pa.float32())]))
-
-
-class Rows(NamedTuple):
-    """Rows of a CSR matrix, and the label of each."""
-
-    labels: NDArray[np.float64]
-    indices: NDArray[np.int32]
-    values: NDArray[np.float32]
-    offsets: NDArray[np.int64]
-
-    def columns(self) -> dict[str, Any]:
-        entries = pa.StructArray.from_arrays(
-            [pa.array(self.indices), pa.array(self.values)], ["index", "value"]
-        )
-        pairs = pa.LargeListArray.from_arrays(pa.array(self.offsets), entries)
-        return {LABEL: pa.array(self.labels), FEATURES: pairs}
+# Strict reader
 
 
 def read_libsvm(path: Path, *, width: int | None = None, zero_based: bool = False) -> Iterator[Any]:
-    """Record batches with `label` and the sparse `features`.
+    """Yield record batches with `label` and the sparse `features`.
 
-    Without a `width` the file is read twice: first for the largest index. Indices count from 1,
-    unless it is said that they are `zero_based`.
+    Without a `width` the file is read twice, first to find the largest index. Indices count from 1
+    unless `zero_based`.
     """
     if width is None:
         tops = (rows.indices.max(initial=-1) for rows in _rows(path, None, zero_based))
@@ -100,11 +84,6 @@ def read_libsvm(path: Path, *, width: int | None = None, zero_based: bool = Fals
     schema = libsvm_schema(width)
     for rows in _rows(path, width, zero_based):
         yield pa.RecordBatch.from_arrays(list(rows.columns().values()), schema=schema)
-
-
-def libsvm_schema(width: int | None) -> Any:
-    about = None if width is None else {WIDTH: str(width)}
-    return pa.schema([pa.field(LABEL, pa.float64()), pa.field(FEATURES, _PAIRS, metadata=about)])
 
 
 def _rows(path: Path, width: int | None, zero_based: bool) -> Iterator[Rows]:
@@ -123,6 +102,10 @@ def _rows(path: Path, width: int | None, zero_based: bool) -> Iterator[Rows]:
         raise DataError(f"{path}: empty")
 
 
+_BLOCK = 16 << 20
+"""Bytes that the strict reader parses at a time."""
+
+
 def _first_fault(path: Path, line: int, data: bytes, width: int | None, zero_based: bool) -> str:
     for number, record in enumerate(data.splitlines(), line):
         if record.strip() and (fault := refusal(record, width, zero_based)):
@@ -130,18 +113,47 @@ def _first_fault(path: Path, line: int, data: bytes, width: int | None, zero_bas
     return f"{path}:{line}: a line from here on cannot be read"
 
 
+# Parsing, for both readers
+
+
+def libsvm_schema(width: int | None) -> Any:
+    about = None if width is None else {WIDTH: str(width)}
+    return pa.schema([pa.field(LABEL, pa.float64()), pa.field(FEATURES, _PAIRS, metadata=about)])
+
+
+class Rows(NamedTuple):
+    """Rows of a sparse matrix (CSR), and the label of each."""
+
+    labels: NDArray[np.float64]
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+
+    def columns(self) -> dict[str, Any]:
+        entries = pa.StructArray.from_arrays(
+            [pa.array(self.indices), pa.array(self.values)], ["index", "value"]
+        )
+        pairs = pa.LargeListArray.from_arrays(pa.array(self.offsets), entries)
+        return {LABEL: pa.array(self.labels), FEATURES: pairs}
+
+
 def uncommented(data: bytes) -> bytes:
-    """Without comments, and with spaces for tabs; there are as many lines as before."""
+    """Remove comments and replace tabs by spaces; the number of lines stays the same."""
     if b"#" in data:
-        data = _COMMENT.sub(b" ", data)  # a return and a line feed around it stay apart
+        data = _COMMENT.sub(b" ", data)  # a blank keeps a \r before it apart from the \n after it
     return data.translate(_TABS)
 
 
-def read_rows(data: bytes, width: int | None, zero_based: bool) -> Rows | None:
-    """Lines without comments; None if one of them is bad. All at once: every number by Arrow.
+_COMMENT = re.compile(rb"[ \t]*#[^\r\n]*")
+_TABS = bytes.maketrans(b"\t", b" ")
 
-    Labels and pairs are told apart by a mask over the bytes: what stands before a line's first
-    space is the label, and each pair becomes a line `index:value` of its own.
+
+def read_rows(data: bytes, width: int | None, zero_based: bool) -> Rows | None:
+    """Parse lines without comments; return None if one of them is bad.
+
+    A mask over the bytes separates labels from pairs: the label ends at a line's first space, and
+    each pair becomes a line `index:value` of its own. Arrow's csv parser then converts all labels
+    in one call and all pairs in another.
     """
     if b"\r" in data or b"\n " in data or b" \n" in data or data[:1] == b" ":
         data = _BLANKS.sub(rb"\1", data.strip(b" ")).replace(b"\r\n", b"\n")
@@ -185,6 +197,10 @@ def read_rows(data: bytes, width: int | None, zero_based: bool) -> Rows | None:
     )
 
 
+_BLANKS = re.compile(rb"[ \t]*(\r?\n)[ \t]*")
+_SPACE, _FEED, _COLON = ord(" "), ord("\n"), ord(":")
+
+
 def _table(data: bytes, types: dict[str, Any]) -> Any | None:
     if not data.strip(b"\n"):
         return pa.table({name: pa.array([], kind) for name, kind in types.items()})
@@ -200,7 +216,7 @@ def _table(data: bytes, types: dict[str, Any]) -> Any | None:
 
 
 def refusal(record: bytes, width: int | None, zero_based: bool) -> str | None:
-    """What is wrong with a line without comments; None if nothing is."""
+    """Return the reason why a line without comments is bad, or None if it is good."""
     if read_rows(record, width, zero_based) is not None:
         return None
     label, *pairs = record.split()

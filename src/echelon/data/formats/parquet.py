@@ -1,4 +1,9 @@
-"""Parquet row groups."""
+"""Parquet.
+
+The block parser (`cut`, `count`, `infer`, `parse`) serves recipes: a block is one or several row
+groups, or a piece of a large one. A damaged row group costs only its own records. The strict reader
+`read_parquet` serves jobs without a recipe.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,10 @@ from echelon.data.formats.records import (
     whole_block,
 )
 
-# --- parse/parquet ---
-# Parquet: blocks are row groups, or pieces of one that is large.
-
-_BUFFER = 1 << 20
 _BROKEN = (pa.ArrowException, OSError)
+
+
+# Block parser
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
@@ -40,7 +44,7 @@ def cut(source: Source, size: int) -> Iterator[Block]:
             names = tuple(file.schema_arrow.names)
             groups = _groups_of(file.metadata)
     except _BROKEN as error:
-        yield Block(0, source.file, 0, 0, 1, source, fault=_told(error))
+        yield Block(0, source.file, 0, 0, 1, source, fault=_damage(error))
         return
     total = sum(group.rows for group in groups)
     if fault := _fault(names, total):
@@ -69,17 +73,28 @@ def _groups_of(about: Any) -> list[_Group]:
 
 
 def _fault(names: tuple[str, ...], rows: int) -> str | None:
-    """Why nothing of a file can be read."""
-    if twice := named_twice(names):
+    """Return the reason why no record of a file can be read, or None."""
+    if twice := _named_twice(names):
         return f"two columns are called {twice!r}"
     return None if rows else "empty: it has no records"
 
 
-def _pieces(source: Source, number: int, group: _Group, size: int, record: int) -> Iterator[Block]:
-    """The rows of a group that is too large for one block.
+def _grouped(volumes: list[int], size: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of consecutive row groups, each of about `size` bytes."""
+    start, volume = 0, 0
+    for number, one in enumerate(volumes):
+        if volume and volume + one > size:
+            yield start, number
+            start, volume = number, 0
+        volume += one
+    yield start, len(volumes)
 
-    Pages are found by reading what is before them: so it is read once, here, and workers are
-    given the rows.
+
+def _pieces(source: Source, number: int, group: _Group, size: int, record: int) -> Iterator[Block]:
+    """Read a row group that is too large for one block, and yield blocks that carry its rows.
+
+    A page of a row group is found only by reading the pages before it. So the group is read once,
+    here, and not by every worker up to its own piece.
     """
     step = max(1, group.rows * size // group.volume)
     done = 0
@@ -93,8 +108,12 @@ def _pieces(source: Source, number: int, group: _Group, size: int, record: int) 
                 )
                 done += rows
     except _BROKEN as error:
-        fault, rest = f"row group {number}: {_told(error)}", group.rows - done
+        fault, rest = f"row group {number}: {_damage(error)}", group.rows - done
         yield Block(0, source.file, 0, 0, record + done, source, fault=fault, broken=rest)
+
+
+_BUFFER = 1 << 20
+"""Bytes of a column held at a time while a large row group is read in pieces."""
 
 
 def count(block: Block) -> int:
@@ -131,7 +150,7 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
 
 
 def _parts(block: Block, wanted: pa.Schema) -> Iterator[Parsed]:
-    """Row group by row group: one that is damaged does not take the others with it."""
+    """Parse each row group alone, so that a damaged one costs only its own records."""
     record = block.record
     with _opened(block.file) as file:
         for group in _groups(block):
@@ -139,7 +158,7 @@ def _parts(block: Block, wanted: pa.Schema) -> Iterator[Parsed]:
             try:
                 batch = one_batch(file.read_row_group(group, wanted.names, use_threads=False))
             except _BROKEN as error:
-                reason = f"row group {group}: {_told(error)}"
+                reason = f"row group {group}: {_damage(error)}"
                 bad = [Bad(block.file, record, reason, records=rows)]
                 yield Parsed(empty(wanted), np.zeros(0, np.int64), bad)
             else:
@@ -148,7 +167,7 @@ def _parts(block: Block, wanted: pa.Schema) -> Iterator[Parsed]:
 
 
 def _conformed(block: Block, batch: Any, record: int, wanted: pa.Schema) -> Parsed:
-    """The wanted columns of a batch whose first record has this number."""
+    """Return the wanted columns of a batch; `record` is the number of its first record."""
     columns = {name: batch.column(name) for name in wanted.names}
     columns, lines, bad = texts_are_text(block, columns, record + np.arange(batch.num_rows))
     return conform(block, columns, lines, wanted, bad)
@@ -158,54 +177,37 @@ def _groups(block: Block) -> range:
     return range(block.start, block.start + block.size)
 
 
-def _grouped(volumes: list[int], size: int) -> Iterator[tuple[int, int]]:
-    """Row groups one after the other, as many as make up a block."""
-    start, volume = 0, 0
-    for number, one in enumerate(volumes):
-        if volume and volume + one > size:
-            yield start, number
-            start, volume = number, 0
-        volume += one
-    yield start, len(volumes)
-
-
 @contextmanager
 def _opened(path: str, buffer: int = 0) -> Iterator[Any]:
-    """`buffer`: bytes of a column that are held at a time; all of a row group's, if not given."""
-    # Imported on use: nobody else needs it, and it is the larger half of pyarrow.
+    """Open a Parquet file; `buffer` limits the bytes held of a column (0: a whole row group)."""
+    # Imported on use: only Parquet needs it, and it is the larger half of pyarrow.
     from pyarrow.parquet import ParquetFile
 
     with remote.open_binary(path) as stream, ParquetFile(stream, buffer_size=buffer) as file:
         yield file
 
 
-def _told(error: Exception) -> str:
+def _damage(error: Exception) -> str:
     return f"not a whole Parquet file: {str(error).splitlines()[0]}"
 
 
-# --- readers/parquet ---
-# Parquet files.
+# Strict reader
 
 ROWS = 65_536
-
-
-def named_twice(names: Sequence[str]) -> str | None:
-    """The first name that two columns have."""
-    return next((name for at, name in enumerate(names) if name in names[:at]), None)
 
 
 def read_parquet(
     path: Path, *, columns: Sequence[str] | None = None, rows: int = ROWS
 ) -> Iterator[Any]:
-    """Record batches of a file, `rows` at a time."""
-    # Imported on use: nobody else needs it, and it is the larger half of pyarrow.
+    """Yield the record batches of a file, `rows` records each."""
+    # Imported on use: only Parquet needs it, and it is the larger half of pyarrow.
     from pyarrow.parquet import ParquetFile
 
     done = 0
     try:
         with ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if twice := named_twice(names):
+            if twice := _named_twice(names):
                 raise DataError(f"{path}: two columns are called {twice!r}")
             for name in columns or ():
                 if name not in names:
@@ -216,3 +218,8 @@ def read_parquet(
     except (pa.ArrowException, OSError) as error:
         line = str(error).splitlines()[0]
         raise DataError(f"{path}: not a whole Parquet file, after record {done}: {line}") from None
+
+
+def _named_twice(names: Sequence[str]) -> str | None:
+    """Return the first name that two columns share, or None."""
+    return next((name for at, name in enumerate(names) if name in names[:at]), None)

@@ -1,9 +1,6 @@
-"""Criteo and MovieLens as published.
+"""Public data sets in the files they were published in: Criteo (click log) and MovieLens (ratings).
 
-The click log of Criteo: a label, 13 whole numbers, 26 categories in hexadecimal, by tabs.
-
-Categories are hashed into buckets, so a file of any size is read in flat memory; bucket 0 is for
-those that are missing. Numbers, whose tails are long, become log(1 + n).
+Both formats have only a strict reader, for jobs without a recipe.
 """
 
 from __future__ import annotations
@@ -17,24 +14,23 @@ import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
-from echelon.data.formats.blocks import open_stream, plain_name
 from echelon.data.formats.delimited import read_csv, read_tsv
+from echelon.data.formats.streams import open_stream, plain_name
 from echelon.data.shards.encode import dense_array
 
-# --- criteo ---
+# Criteo: a label, 13 whole numbers and 26 categories in hexadecimal, separated by tabs
 
 NUMBERS = 13
 CATEGORIES = 26
 BUCKETS = 100_000
-_CATEGORY = re.compile(r"[0-9a-f]{8}|")
-# Digits and a–f by their character code; 16 is no digit.
-_DIGITS = np.full(256, 16, np.uint64)
-_DIGITS[[ord(digit) for digit in "0123456789abcdef"]] = np.arange(16)
-_PLACES = np.uint64(16) ** np.arange(7, -1, -1, dtype=np.uint64)
 
 
 def read_criteo(path: Path, *, buckets: int = BUCKETS) -> Iterator[Any]:
-    """Record batches with `dense` [13], `ids` [26] and, unless it is a test file, `y`."""
+    """Yield record batches with `dense` [13], `ids` [26] and, unless it is a test file, `y`.
+
+    Numbers have long tails and become log(1 + n). Categories are hashed into `buckets` per field,
+    so a file of any size is read in constant memory; bucket 0 is for missing ones.
+    """
     if buckets < 2:
         raise DataError(f"option buckets is {buckets}: it must be at least 2")
     columns = _columns(path)
@@ -55,12 +51,15 @@ def read_criteo(path: Path, *, buckets: int = BUCKETS) -> Iterator[Any]:
 
 
 def is_criteo(path: Path) -> bool:
-    """Whether the first line of a file looks like a record of this log."""
+    """Return whether the first line of a file looks like a record of Criteo's log."""
     with open_stream(path) as stream:
         cells = stream.readline(1 << 16).decode("utf-8", "replace").rstrip("\r\n").split("\t")
     if len(cells) not in (NUMBERS + CATEGORIES, NUMBERS + CATEGORIES + 1):
         return False
     return all(_CATEGORY.fullmatch(cell) for cell in cells[-CATEGORIES:])
+
+
+_CATEGORY = re.compile(r"[0-9a-f]{8}|")
 
 
 def _columns(path: Path) -> int:
@@ -80,7 +79,7 @@ def _logarithms(columns: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _hashed(path: Path, line: int, column: Any, field: int, buckets: int) -> np.ndarray[Any, Any]:
-    """Bucket numbers of one field; the same word falls into other buckets in other fields."""
+    """Return the bucket numbers of one field; each field hashes the same word differently."""
     lengths = np.asarray(pa.compute.binary_length(column))
     text = np.frombuffer("".join(column.to_pylist()).encode(), np.uint8)
     wrong = (lengths != 0) & (lengths != 8)
@@ -101,23 +100,25 @@ def _hashed(path: Path, line: int, column: Any, field: int, buckets: int) -> np.
     return out
 
 
-# --- movielens ---
-# The ratings of MovieLens, in each of the forms they were published in.
+# The value of a hexadecimal digit by its character code; 16 marks any other character.
+_DIGITS = np.full(256, 16, np.uint64)
+_DIGITS[[ord(digit) for digit in "0123456789abcdef"]] = np.arange(16)
+_PLACES = np.uint64(16) ** np.arange(7, -1, -1, dtype=np.uint64)
+
+
+# MovieLens, in each of the forms it was published in:
 #
 # ratings.dat   user::movie::rating::time
 # u.data        user<TAB>movie<TAB>rating<TAB>time
 # ratings.csv   userId,movieId,rating,timestamp, with a header
 
 LIKED = 4.0
-_NAMES = ("user", "movie", "rating", "time")
-_CSV_NAMES = ("userId", "movieId", "rating", "timestamp")
-_LINES = 1 << 24
 
 
 def read_movielens(path: Path, *, liked: float = LIKED) -> Iterator[Any]:
-    """Record batches with the categories `user` and `movie`, the `time`, and `label`.
+    """Yield record batches with the categories `user` and `movie`, the `time`, and `label`.
 
-    The label is 1 where the rating is at least `liked`.
+    The label is 1 if the rating is at least `liked`.
     """
     for batch in _ratings(path):
         user, movie, rating, time = (batch.column(name) for name in _NAMES)
@@ -155,8 +156,12 @@ def _ratings(path: Path) -> Iterator[Any]:
             yield pa.RecordBatch.from_arrays(batch.columns, _NAMES)
 
 
+_NAMES = ("user", "movie", "rating", "time")
+_CSV_NAMES = ("userId", "movieId", "rating", "timestamp")
+
+
 def _double_colons(path: Path) -> Iterator[Any]:
-    """Arrow knows no separators of two characters."""
+    """Yield the ratings of a `.dat` file; Arrow supports only separators of one character."""
     done = 0
     with open_stream(path) as stream:
         while lines := stream.readlines(_LINES):
@@ -173,3 +178,7 @@ def _double_colons(path: Path) -> Iterator[Any]:
                 raise DataError(f"{path}: after line {done}: {error}") from None
             done += len(lines)
             yield pa.RecordBatch.from_arrays([pa.array(c) for c in values.T], _NAMES)
+
+
+_LINES = 1 << 24
+"""Bytes of lines parsed at a time."""

@@ -1,11 +1,13 @@
-"""Input, Source, Block, Parsed, BadRecord; bisect bad records out; cast cells.
+"""The types that recipes and block parsers share, and the tools that all block parsers use.
 
-Files → blocks: pieces of about one size that are parsed each by itself.
+    Input ─ files.sources() ─▶ Source ─ cut() ─▶ Block ─ parse() ─▶ Parsed(batch, lines, bad)
 
-Where they are cut depends on the input alone, so whatever is done block by block comes out the
-same in any number of processes. The parent looks at every byte once, to cut where a record ends
-and to count lines; a worker reads a plain local file again by itself, of all others it is given
-the bytes.
+An input is cut into blocks at places that depend on the input alone, so the result of work done
+block by block is the same in any number of processes. The parent process reads every byte once, to
+cut where a record ends and to count lines. A worker reads its part of a plain local file again
+itself; for all other files the block carries the bytes.
+
+The strict readers (see the package docstring) use only `MISSING`.
 """
 
 from __future__ import annotations
@@ -24,16 +26,9 @@ from echelon.core.config.sections import Section
 from echelon.core.errors import DataError
 from echelon.data.formats.scan import Spans
 
-# --- delimited ---
-
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
-
-
-# --- inputs ---
-
+"""Cells that stand for a missing number, unless the settings name others."""
 _TABLE = frozenset({"header", "names", "delimiter", "quote", "columns", "missing"})
-
-
 OPTIONS: Mapping[str, frozenset[str]] = {
     "csv": _TABLE,
     "tsv": _TABLE,
@@ -44,11 +39,11 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     "idx": frozenset(),
     "libsvm": frozenset({"width", "zero_based"}),
 }
-"""Which settings of an input a format knows."""
+"""The settings of an input that each format supports."""
 
 
 class Input(Section):
-    """One row of a recipe's `read`."""
+    """One entry of a recipe's `read`: files to read, and how."""
 
     path: str
     """A file, a folder, a pattern such as `train*.csv.gz`, or an fsspec URL."""
@@ -56,86 +51,85 @@ class Input(Section):
         "auto"
     )
     split: str | None = None
-    """The split that all of it belongs to."""
+    """The split that all of its records belong to."""
     columns: tuple[str, ...] | None = None
     """Which columns to read; all if not given."""
     header: bool | None = None
-    """Whether the first line of a csv or tsv names its columns; found out if not given."""
+    """Whether the first line of a csv or tsv names its columns; detected if not given."""
     names: tuple[str, ...] | None = None
-    """What the columns of a csv or tsv without a header are called."""
+    """The names of the columns of a csv or tsv without a header."""
     delimiter: str | None = None
-    """What stands between the cells: `,` in a csv and a tab in a tsv, if not given."""
+    """The character between cells; by default `,` for csv and a tab for tsv."""
     quote: bool | None = None
-    """Whether cells may stand in double quotes: in a csv, and not in a tsv, if not given."""
+    """Whether cells may stand in double quotes; by default they may in csv, but not in tsv."""
     missing: tuple[str, ...] = MISSING
-    """Cells that stand for a number that is missing."""
+    """Cells that stand for a missing number."""
     per: Literal["line", "file"] | None = None
-    """What one text is: a file (usual for a folder) or a line (usual for a file)."""
+    """One text per file (the default for a folder) or per line (the default for a file)."""
     width: PositiveInt | None = None
-    """How many features a libsvm file has at most."""
+    """The largest number of features of a libsvm file."""
     zero_based: bool = False
-    """Whether the features of a libsvm file count from 0."""
+    """Whether the features of a libsvm file count from 0, not from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file that is read, or one folder whose files are records."""
+    """One file to read, or one folder whose files are records."""
 
     file: str
     format: str
     options: Input = field(repr=False)
     size: int
     stamp: str
-    """Changes when the file does: for telling whether work done before still holds."""
+    """Changes when the file changes, so that earlier work on it can be recognized as outdated."""
     label: str | None = None
-    """The class of all its records, where a folder says it."""
+    """The class of all its records, if the file is in a class folder."""
 
     @property
     def split(self) -> str | None:
         return self.options.split
 
 
-# --- blocks ---
-
 SIZE = 16 << 20
+"""Bytes of a block, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of one input, cut at records."""
+    """A piece of one source that begins and ends at records."""
 
     number: int
-    """Counts all blocks of all inputs, from 0."""
+    """The block's place among all blocks of all inputs, from 0."""
     file: str
     start: int
-    """Where it begins: a byte of the content, a record, a row group or a file, by its format."""
+    """Where it begins: a byte, a record, a row group or a file, depending on the format."""
     size: int
     record: int
-    """Number of its first line or record, from 1."""
+    """The number of its first line or record, from 1."""
     source: Source = field(repr=False)
     names: tuple[str, ...] | None = None
-    """The file's columns, where a header or the recipe names them."""
+    """The file's columns, if a header or the recipe names them."""
     members: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
-    """Files that are records of their own, and the class of each."""
+    """For formats with one record per file: the files, and the class of each."""
     data: bytes | None = field(default=None, repr=False)
-    """Its content, where a worker cannot read it by itself."""
+    """Its content, if a worker cannot read it from the file itself."""
     fault: str | None = None
-    """Why nothing of it can be read."""
+    """The reason why none of it can be read, or None."""
     broken: int | None = 0
-    """How many records the fault takes with it; None: all of this block."""
+    """The number of records lost to `fault`; None: all records of this block."""
     odd: bool = False
-    """Whether quotes do not match somewhere."""
+    """Whether quotes do not match somewhere, so that records must be found one by one."""
 
     @property
     def split(self) -> str | None:
         return self.source.split
 
     def locate(self, line: int) -> tuple[str, int]:
-        """File and line of the record that `Parsed.lines` has this number for."""
+        """Return file and line of a record, given its entry in `Parsed.lines`."""
         return (self.members[line - self.record][0], 1) if self.members else (self.file, line)
 
     def content(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes of the block, reading the file if it does not carry them."""
         if self.data is not None:
             return self.data
         with Path(self.file).open("rb") as file:
@@ -146,33 +140,9 @@ class Block:
         return data
 
 
-# --- parsed ---
-# What a block was found to hold.
-
-SHOWN = 500
-"""Characters of a bad record that are kept to be looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """Something that could not be read."""
-
-    file: str
-    line: int
-    """Line or record number, from 1."""
-    reason: str
-    text: str = ""
-    """The record, as far as it can be shown."""
-    records: int = 1
-    """How many records it stands for: none if a file is empty, many if it lacks a column."""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
-
-
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Good records with the line each begins on, and bad ones."""
+    """The result of parsing a block: good records, the line each begins on, and bad records."""
 
     batch: pa.RecordBatch
     lines: NDArray[np.int64]
@@ -180,33 +150,52 @@ class Parsed:
 
     @property
     def read(self) -> int:
-        """How many records there were, good and bad."""
+        """The number of records, good and bad."""
         return int(self.batch.num_rows) + sum(bad.records for bad in self.bad)
 
 
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A bad record, or a reason why several records could not be read."""
+
+    file: str
+    line: int
+    """The number of the line or record, from 1."""
+    reason: str
+    text: str = ""
+    """The beginning of the record."""
+    records: int = 1
+    """How many records are lost: 0 if a file is empty, many if it lacks a column."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+SHOWN = 500
+"""Characters of a bad record that are kept to show it."""
+
+
 def shown(record: bytes | str, most: int = SHOWN) -> str:
-    """A record that may be anything, as text; bytes that are none as `\\xff`."""
+    """Return the beginning of a record as text; bytes that are not UTF-8 become `\\xff`."""
     if isinstance(record, bytes):
         record = record[: 4 * most].decode("utf-8", "backslashreplace")
     return record if len(record) <= most else record[:most] + "…"
 
 
-def empty(wanted: pa.Schema) -> Any:
-    """No rows of these columns."""
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in wanted], schema=wanted)
+# Results for a whole block
 
 
 def whole_block(
     block: Block, wanted: pa.Schema, reason: str, records: int, line: int | None = None
 ) -> Parsed:
-    """Nothing of a block can be read, for one reason."""
+    """Return the result for a block that cannot be read at all, for one reason."""
     text = shown(block.data or b"") if block.broken else ""
     bad = Bad(block.file, line or block.record, reason, text, records)
     return Parsed(empty(wanted), np.zeros(0, np.int64), [bad])
 
 
 def lacking(wanted: pa.Schema, names: Sequence[str]) -> str | None:
-    """What to say if the file has not all columns; where it has, nothing."""
+    """Return the reason for wanted columns that the file does not have, or None."""
     gone = [field.name for field in wanted if field.name not in names]
     if not gone:
         return None
@@ -214,8 +203,13 @@ def lacking(wanted: pa.Schema, names: Sequence[str]) -> str | None:
     return f"{which} {', '.join(map(repr, gone))} missing: the file has {', '.join(names)}"
 
 
+def empty(wanted: pa.Schema) -> Any:
+    """Return a batch of these columns without rows."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in wanted], schema=wanted)
+
+
 def one_batch(table: Any) -> Any:
-    """A table as one record batch."""
+    """Return a table as one record batch."""
     columns = [
         column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         for column in table.columns
@@ -223,39 +217,14 @@ def one_batch(table: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def is_utf8(record: bytes) -> bool:
-    try:
-        record.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def all_utf8(data: bytes) -> bool:
-    """The same for much text: Arrow is quicker, and makes no copy."""
-    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
-    whole = pa.Array.from_buffers(pa.large_utf8(), 1, [None, offsets, pa.py_buffer(data)])
-    return valid(whole)
-
-
-def valid(text: Any) -> bool:
-    """Whether a column of text is UTF-8 throughout."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-# --- types ---
-# The types that columns are read as.
-
-_TEXT = ("string", "str", "text", "utf8", "large_string", "large_utf8")
-_SHORT = {"int": "int64", "float": "float64", "time": "timestamp[us]", "date": "date32"}
+# Types of columns
 
 
 def arrow_type(name: str, alias: str) -> Any:
-    """What the setting of this name calls a type, as Arrow has it; texts have 64-bit offsets."""
+    """Return the Arrow type that a setting names; `name` is the setting, for the error.
+
+    Texts have 64-bit offsets.
+    """
     if alias in _TEXT:
         return pa.large_utf8()
     try:
@@ -267,8 +236,26 @@ def arrow_type(name: str, alias: str) -> Any:
         ) from None
 
 
+_TEXT = ("string", "str", "text", "utf8", "large_string", "large_utf8")
+_SHORT = {"int": "int64", "float": "float64", "time": "timestamp[us]", "date": "date32"}
+
+
+def wanted_schema(found: pa.Schema, types: Mapping[str, Any]) -> Any:
+    """Return an inferred schema with the recipe's types; columns only it names go to the end."""
+    fields = [
+        pa.field(inner.name, types.get(inner.name, settled(inner.type)), metadata=inner.metadata)
+        for inner in found
+    ]
+    more = [pa.field(name, kind) for name, kind in types.items() if name not in found.names]
+    return pa.schema([*fields, *more])
+
+
 def settled(kind: Any) -> Any:
-    """An inferred type as it is kept; a column with nothing in it may get any text later."""
+    """Return the type that an inferred type is kept as.
+
+    Texts, bytes and lists get 64-bit offsets. A column of nulls alone becomes text, because later
+    blocks may have any text in it.
+    """
     if pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.large_utf8()
     if pa.types.is_dictionary(kind):
@@ -282,45 +269,7 @@ def settled(kind: Any) -> Any:
     return kind
 
 
-def wanted_schema(found: pa.Schema, types: Mapping[str, Any]) -> Any:
-    """What a block has, with the recipe's types; what only the recipe has stands at the end."""
-    fields = [
-        pa.field(inner.name, types.get(inner.name, settled(inner.type)), metadata=inner.metadata)
-        for inner in found
-    ]
-    more = [pa.field(name, kind) for name, kind in types.items() if name not in found.names]
-    return pa.schema([*fields, *more])
-
-
-# --- fit ---
-# Columns of one type as columns of another; what does not fit is found cell by cell.
-
-_SHOWN = 60
-
-
-def fit(column: Any, kind: Any) -> tuple[Any, NDArray[np.bool_]]:
-    """The column as this type, and which cells did not fit (they are missing in it).
-
-    A value fits if nothing of it is lost: 2.0 is a whole number, 2.5 and "2.5" are none.
-    """
-    wrong = np.zeros(len(column), np.bool_)
-    if column.type == kind:
-        return column, wrong
-    parts = list(_parts(column, kind, 0, wrong))
-    return pa.concat_arrays(parts) if parts else pa.array([], kind), wrong
-
-
-def _parts(column: Any, kind: Any, start: int, wrong: NDArray[np.bool_]) -> Any:
-    try:
-        yield column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        if len(column) == 1:
-            wrong[start] = True
-            yield pa.nulls(1, kind)
-            return
-        half = len(column) // 2
-        yield from _parts(column[:half], kind, start, wrong)
-        yield from _parts(column[half:], kind, start + half, wrong)
+# Casting: columns of one type as columns of another
 
 
 def conform(
@@ -330,7 +279,10 @@ def conform(
     wanted: pa.Schema,
     bad: list[Bad],
 ) -> Parsed:
-    """The wanted columns of what was read; records with a cell that does not fit are bad."""
+    """Cast parsed columns to the wanted ones; records with a cell that does not fit are bad.
+
+    `bad` are the records already found to be bad.
+    """
     wrong = np.zeros(len(lines), np.bool_)
     arrays = []
     found: list[Bad] = []
@@ -347,14 +299,46 @@ def conform(
     if wrong.any():
         batch, lines = batch.filter(pa.array(~wrong)), lines[~wrong]
     if found:
-        bad = sorted([*bad, *found], key=lambda one: one.line)
+        bad = sorted([*bad, *found], key=lambda entry: entry.line)
     return Parsed(batch, lines, bad)
+
+
+_SHOWN = 60
+"""Characters of a misfitting value that are shown in the reason."""
+
+
+def fit(column: Any, kind: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Cast a column and return it with a mask of the cells that did not fit, now missing.
+
+    A value fits if the cast loses nothing: 2.0 fits an integer type, 2.5 and "2.5" do not.
+    """
+    wrong = np.zeros(len(column), np.bool_)
+    if column.type == kind:
+        return column, wrong
+    parts = list(_cast_halves(column, kind, 0, wrong))
+    return pa.concat_arrays(parts) if parts else pa.array([], kind), wrong
+
+
+def _cast_halves(column: Any, kind: Any, start: int, wrong: NDArray[np.bool_]) -> Any:
+    try:
+        yield column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(column) == 1:
+            wrong[start] = True
+            yield pa.nulls(1, kind)
+            return
+        half = len(column) // 2
+        yield from _cast_halves(column[:half], kind, start, wrong)
+        yield from _cast_halves(column[half:], kind, start + half, wrong)
+
+
+# Text that is not UTF-8
 
 
 def texts_are_text(
     block: Block, columns: dict[str, Any], lines: NDArray[np.int64]
 ) -> tuple[dict[str, Any], NDArray[np.int64], list[Bad]]:
-    """Without the records that have a text which is not UTF-8."""
+    """Remove the records with a text that is not UTF-8; return columns, lines, bad records."""
     broken = np.zeros(len(lines), np.bool_)
     bad: list[Bad] = []
     for name, column in columns.items():
@@ -376,18 +360,42 @@ def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-# --- sieve ---
-# Parts good records from bad ones in a block that has both.
-#
-# Whether a record is bad is what the parser says of it alone: a good one comes through whatever is
-# beside it, and the same as from a block without bad ones.
+def valid(text: Any) -> bool:
+    """Return whether a column of text is UTF-8 throughout."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def all_utf8(data: bytes) -> bool:
+    """Return whether a large piece is UTF-8. Arrow is faster than `is_utf8` and makes no copy."""
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    whole = pa.Array.from_buffers(pa.large_utf8(), 1, [None, offsets, pa.py_buffer(data)])
+    return valid(whole)
+
+
+def is_utf8(record: bytes) -> bool:
+    try:
+        record.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Bad records in a block of text
 
 
 class Sieve:
-    """The records of a block, and why some of them are bad.
+    """A search for the bad records in a block of text that cannot be parsed in one call.
 
-    `read` gives a batch with a row for each of some joined records, or None; `refusal` says what
-    is wrong with one.
+    Records are parsed together; a group that fails is halved until each bad record is alone.
+    Whether a record is bad is what the parser says of it alone, so a good record gives the same
+    result next to any other records.
+
+    `read` parses records joined by line feeds into a batch with one row per record, or returns
+    None. `refusal` returns the reason why one record is bad, or None.
     """
 
     def __init__(
@@ -405,21 +413,21 @@ class Sieve:
         self._refusal = refusal
 
     def rest(self) -> list[int]:
-        """Records that are not known to be bad."""
+        """Return the numbers of the records not known to be bad."""
         return [row for row in range(len(self.records)) if row not in self.reasons]
 
     def joined(self, rows: Sequence[int]) -> bytes:
         return b"\n".join([self.records[row] for row in rows])
 
     def try_alone(self, suspect: Callable[[bytes], bool]) -> None:
-        """Ask about each record that is suspect."""
+        """Call `refusal` for each record that `suspect` selects."""
         for row in self.rest():
             record = self.records[row]
             if suspect(record) and (reason := self._refusal(record)):
                 self.reasons[row] = reason
 
     def parsed(self, block: Block, wanted: pa.Schema) -> Parsed:
-        """All that can be read, in order, and all that cannot."""
+        """Parse all records not known to be bad; return good and bad ones in order."""
         batches = list(self._halved(self.rest()))
         batch = pa.concat_batches(batches) if batches else empty(wanted)
         lines = block.record + self._lines
@@ -430,7 +438,7 @@ class Sieve:
         return Parsed(batch, lines[np.array(self.rest(), np.int64)], bad)
 
     def _halved(self, rows: list[int]) -> Iterator[Any]:
-        """What can be read of these: a part that cannot is halved until a bad one is alone."""
+        """Parse these records; halve a group that fails until a bad record is alone."""
         if not rows:
             return
         batch = self._read(self.joined(rows))
@@ -444,12 +452,14 @@ class Sieve:
             yield from self._halved(rows[half:])
 
 
-# --- shipped ---
-# Records that are read as their file is cut: a block carries them as columns.
+# Blocks that carry parsed records
 
 
 def ship(batch: Any) -> bytes:
-    """A record batch as the bytes of a block."""
+    """Serialize a record batch as the bytes of a block.
+
+    For formats whose records are read while the file is cut: idx, and large row groups of Parquet.
+    """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -457,6 +467,6 @@ def ship(batch: Any) -> bytes:
 
 
 def shipped(block: Block) -> Any:
-    """The record batch that a block carries."""
+    """Return the record batch that `ship` put into a block."""
     with pa.ipc.open_stream(pa.py_buffer(block.content())) as stream:
         return stream.read_next_batch()

@@ -1,8 +1,15 @@
-"""Files here and elsewhere (fsspec); errors that name the URL."""
+"""Files behind URLs and in archives, through fsspec, which is imported on first use.
+
+`open_binary` opens any file, local or behind a URL; `listed`, `below`, `beside` and `is_folder`
+look at folders behind URLs. All errors are one line that names the URL.
+
+`Unreachable` means that a server, the network or a package failed. It says nothing about the data
+and may be gone the next time, so it ends a preparation. Damage in a file that was read makes some
+of its records bad instead.
+"""
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import re
@@ -11,7 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
@@ -21,64 +28,23 @@ from zipfile import BadZipFile
 from echelon.core.errors import DataError, MissingExtra, UserError
 from echelon.data.shards.layout import PREPARED
 
-# --- remote ---
-# Files behind URLs, through fsspec, which is imported when one is met.
-
-_STAMPS = (
-    *("ETag", "etag", "md5", "checksum", "CRC"),
-    *("mtime", "LastModified", "modified", "created", "Last-Modified"),
-)
-
-_ARCHIVES = ("zip", "tar")
-_HTTP = ("http", "https")
-
 
 def is_remote(path: str) -> bool:
     return "://" in path
 
 
 def named(path: str) -> Path:
-    """What a name is told by: of `zip://inner.csv::outer.zip` that is `inner.csv`."""
+    """Return the path whose name shows the format: `inner.csv` of `zip://inner.csv::outer.zip`."""
     return Path(path.partition("::")[0] if is_remote(path) else path)
 
 
 def local_path(path: str) -> str:
-    """`file:///tmp/a%20b` as the plain path it is; anything else unchanged."""
+    """Return `file:///tmp/a%20b` as the path `/tmp/a b`, and anything else unchanged."""
     return unquote(path.removeprefix("file://")) if path.startswith("file://") else path
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """What holds a URL, and the path it has there."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtra(f"the URL {url}", "remote") from error
-    inner, chained, outer = url.partition("::")
-    kind = inner.partition("://")[0]
-    with reaching(url):
-        if chained and kind in _ARCHIVES:
-            # Opened by ourselves, so that an archive can lie wherever a file can.
-            try:
-                system = fsspec.filesystem(kind, fo=_archive(local_path(outer)))
-            except DAMAGE as error:
-                raise DataError(f"{outer}: not a whole {kind} archive: {error}") from None
-            return system, str(system._strip_protocol(inner))
-        if kind in _HTTP:
-            return servers(), url
-        return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
-
-
-def _archive(path: str) -> Reached:
-    """Closes itself as soon as nobody reads from it."""
-    import fsspec
-
-    if is_remote(path):
-        return Reached(*filesystem(path), path)
-    return Reached(fsspec.filesystem("file"), str(Path(path).expanduser()), path)
-
-
 def open_binary(path: str) -> IO[bytes]:
-    """A file here or elsewhere; it cannot be opened: a `DataError`."""
+    """Open a local file or one behind a URL; raise `DataError` if it cannot be opened."""
     if is_remote(path):
         return cast(IO[bytes], Reached(*filesystem(path), path))
     try:
@@ -92,28 +58,75 @@ def read_whole(path: str) -> bytes:
         return file.read()
 
 
-def is_folder(url: str) -> bool:
-    system, path = filesystem(url)
-    if over_http(system):  # to ask a server may fetch all of a file
-        return path.endswith("/")
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system that holds a URL, and the path of the URL in it."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtra(f"the URL {url}", "remote") from error
+    inner, chained, outer = url.partition("::")
+    kind = inner.partition("://")[0]
     with reaching(url):
-        return bool(system.isdir(path))
+        if chained and kind in _ARCHIVES:
+            # The archive is opened by `_archive`, so it may be any local file or URL.
+            try:
+                system = fsspec.filesystem(kind, fo=_archive(local_path(outer)))
+            except DAMAGE as error:
+                raise DataError(f"{outer}: not a whole {kind} archive: {error}") from None
+            return system, str(system._strip_protocol(inner))
+        if kind in _HTTP:
+            return servers(), url
+        return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
 
 
-def below(folder: str, url: str) -> tuple[str, ...]:
-    """The parts of a file's path below a folder's."""
-    from fsspec import get_filesystem_class
+_ARCHIVES = ("zip", "tar")
+_HTTP = ("http", "https")
 
-    inner = folder.partition("::")[0], url.partition("::")[0]
-    kind = get_filesystem_class(inner[0].partition("://")[0])
-    base, path = (PurePosixPath(kind._strip_protocol(one)) for one in inner)
-    return path.relative_to(base).parts
+
+def over_http(system: Any) -> bool:
+    return "http" in system.protocol
+
+
+def _archive(path: str) -> Reached:
+    """Open an archive; it closes itself when it is no longer referenced."""
+    import fsspec
+
+    if is_remote(path):
+        return Reached(*filesystem(path), path)
+    return Reached(fsspec.filesystem("file"), str(Path(path).expanduser()), path)
+
+
+@lru_cache(1)
+def servers() -> Any:
+    """Return the http file system. It owns the connections, which are closed with it."""
+    import fsspec
+    from aiohttp import ClientTimeout
+
+    # No deadline for a whole file, which may be large; one for connecting and for each read.
+    deadlines = ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SECONDS)
+    options = {"client_kwargs": {"timeout": deadlines}, "skip_instance_cache": True}
+    return fsspec.filesystem("http", **options)
+
+
+_SECONDS = 60.0
+"""Seconds after which a silent server counts as unreachable, for connecting and for each answer."""
+
+
+# Listings
+
+Listed = tuple[str, int, str]
+"""A file, its size, and a stamp that changes when the file does."""
+# Keys of fsspec's file information that change with the file, the most reliable ones first.
+_STAMPS = (
+    *("ETag", "etag", "md5", "checksum", "CRC"),
+    *("mtime", "LastModified", "modified", "created", "Last-Modified"),
+)
 
 
 def listed(url: str) -> list[Listed]:
-    """The files that a URL, a pattern or a folder stands for: URL, size, what tells of changes."""
+    """List the files of a URL, a pattern or a folder."""
     system, path = filesystem(url)
-    _, chain, rest = url.partition("::")  # `zip://inner::outer`: what the files lie in
+    _, chain, rest = url.partition("::")  # of `zip://inner::outer`, `rest` is the archive
     with reaching(url, "cannot be listed"):
         names = _on_server(system, path) if over_http(system) else _names(system, path)
         found = [(system.unstrip_protocol(name), system.info(name)) for name in sorted(names)]
@@ -123,8 +136,26 @@ def listed(url: str) -> list[Listed]:
     ]
 
 
+def is_folder(url: str) -> bool:
+    system, path = filesystem(url)
+    if over_http(system):  # asking the server may fetch the whole file
+        return path.endswith("/")
+    with reaching(url):
+        return bool(system.isdir(path))
+
+
+def below(folder: str, url: str) -> tuple[str, ...]:
+    """Return the parts of a file's path below a folder, both given as URLs."""
+    from fsspec import get_filesystem_class
+
+    inner = folder.partition("::")[0], url.partition("::")[0]
+    kind = get_filesystem_class(inner[0].partition("://")[0])
+    base, path = (PurePosixPath(kind._strip_protocol(one)) for one in inner)
+    return path.relative_to(base).parts
+
+
 def beside(url: str, names: Iterable[str]) -> Listed | None:
-    """The first of these files that lies where this one does."""
+    """Return the first of `names` that exists in the same folder as `url`, or None."""
     system, path = filesystem(url)
     inner, chain, rest = url.partition("::")
     here, there = inner.rpartition("/")[0], path.rpartition("/")
@@ -142,7 +173,10 @@ def beside(url: str, names: Iterable[str]) -> Listed | None:
 
 
 def _is_absent(error: FileNotFoundError) -> bool:
-    """fsspec says so of a server in trouble too; one that hides what is not there answers 403."""
+    """Return whether a file really is absent: fsspec raises the same error if a server fails.
+
+    A server that hides which files exist answers 403.
+    """
     number = status(error)
     return error.__cause__ is None or (number is not None and number < 500)
 
@@ -157,18 +191,25 @@ def _names(system: Any, path: str) -> list[str]:
 
 
 def _on_server(system: Any, path: str) -> list[str]:
-    """Of a page with links, if a folder or a pattern is asked for. A `?` begins a query."""
+    """List a web server's files by the links of a page, if `path` is a folder or a pattern.
+
+    In a URL, `?` begins a query; only `*` and `[` make a pattern.
+    """
     open_ended = any(sign in path for sign in "*[")
     if not path.endswith("/") and (not open_ended or system.isfile(path)):
         return [path]
     root = re.split(r"[*\[]", path)[0].rpartition("/")[0] + "/"
-    system.ls(root)  # what fsspec takes for an empty folder may be out of reach
+    system.ls(root)  # raises if the server fails; `find` and `glob` would return nothing
     names = system.find(path) if path == root else system.glob(path)
     return _meant(PurePosixPath(root), [name for name in names if not name.endswith("/")])
 
 
 def _meant(base: PurePath, names: Iterable[str]) -> list[str]:
-    """Those that are raw data; what is prepared is told by the listing alone: to ask takes long."""
+    """Keep the files that are raw data.
+
+    Folders of prepared data are recognized by the listing alone, because each request to a server
+    takes long.
+    """
     inner = {name: _inner(base, name) for name in names}
     known = {path.parent for path in inner.values() if path.name == PREPARED}
     return [name for name, path in inner.items() if meant(path, known.__contains__)]
@@ -183,33 +224,49 @@ def _stamp(about: dict[str, Any]) -> str:
     return next((str(about[key]) for key in _STAMPS if about.get(key) is not None), "")
 
 
-# --- reached ---
-# Open files elsewhere, whose troubles are told as ours.
-#
-# A server that cannot give parts of a file, or does not say how long it is, is asked for all of it
-# once: that goes to a temporary file, which has no name and so is never left behind.
-
-DAMAGE = (BadZipFile, tarfile.TarError, zlib.error, EOFError)
-"""How an archive that is not whole shows."""
-_HELD = 2
-"""Whole files a process keeps: a worker is mostly at one, and may go back to the one before."""
-_SECONDS = 60.0
-"""Until a server that says nothing is given up."""
+# Raw data among the files of a listing, for local folders too
 
 
-def over_http(system: Any) -> bool:
-    return "http" in system.protocol
+def meant(inner: PurePath, prepared: Callable[[PurePath], bool]) -> bool:
+    """Return whether a file of a listing is raw data: not hidden, not written by a preparation.
+
+    A preparation may write into the folder that it reads. `inner` is the file's path below the
+    folder that was named; `prepared` says whether a folder below it holds prepared data.
+    """
+    hidden = any(part.startswith(".") and part != ".." for part in inner.parts)
+    folders = list(inner.parents)[:-1]
+    return not hidden and not any(prepared(folder) for folder in folders)
+
+
+def is_pattern(path: str) -> bool:
+    return any(sign in path for sign in _SIGNS)
+
+
+_SIGNS = "*?["
+
+
+def fixed(pattern: PurePath) -> PurePath:
+    """Return the folder in front of the first part of a pattern that has `*`, `?` or `[`."""
+    kept = 0
+    while kept < len(pattern.parts) and not is_pattern(pattern.parts[kept]):
+        kept += 1
+    return type(pattern)(*pattern.parts[:kept])
+
+
+# Open files
 
 
 class Reached(io.IOBase):
-    """A file of a file system elsewhere, or of an archive.
+    """An open file behind a URL or in an archive.
 
-    A part that does not come is an `Unreachable`; what came and is damaged is an `OSError`, as it
-    is for files here.
+    Reading raises `Unreachable` if bytes do not arrive, and `OSError` if they arrive damaged, as it
+    does for local files. If a web server cannot send parts of a file, or does not say how long it
+    is, the whole file is fetched once into a temporary file; that has no name, so it is never left
+    behind.
     """
 
     def __init__(self, system: Any, path: str, url: str) -> None:
-        # An archive closes itself when nobody knows it any more, so it has to be known.
+        # An archive's file system closes itself when it is no longer referenced: keep it.
         self._system, self._path, self._url = system, path, url
         with reaching(url, "cannot be opened"):
             self.size: int | None = None
@@ -217,7 +274,7 @@ class Reached(io.IOBase):
 
     @property
     def original(self) -> str:
-        """What it is called: fsspec tells by it how a tar is packed."""
+        """The name by which fsspec recognizes the compression of a tar."""
         return self._url.partition("::")[0]
 
     def readable(self) -> bool:
@@ -257,7 +314,7 @@ class Reached(io.IOBase):
         at = self.tell()
         try:
             return bytes(self._inner.read(size))
-        except ValueError:  # so fsspec says that the server cannot give parts
+        except ValueError:  # raised by fsspec if the server cannot send parts
             if not over_http(self._system) or isinstance(self._inner, _View):
                 raise
         self._inner.close()
@@ -266,7 +323,7 @@ class Reached(io.IOBase):
         return bytes(self._inner.read(size))
 
     def _refuse_early_end(self, at: int, size: int | None, data: bytes) -> None:
-        """A connection that is closed early may look like the end of the file."""
+        """Raise if the connection was closed early, which looks like the end of the file."""
         if over_http(self._system) and self.size and size != 0 and not data and at < self.size:
             raise Unreachable(f"{self._url}: breaks off after {at:,} of {self.size:,} bytes")
 
@@ -281,8 +338,27 @@ class Reached(io.IOBase):
         super().close()
 
 
+DAMAGE = (BadZipFile, tarfile.TarError, zlib.error, EOFError)
+"""Errors that mean an archive is damaged."""
+
+
+def forget() -> None:
+    """Drop fetched files, which may change on the server, and close connections."""
+    _fetched.cache_clear()
+    servers.cache_clear()
+
+
+_HELD = 2
+"""Fetched files that a process keeps: a worker reads one, and may go back to the previous one."""
+
+
+@lru_cache(_HELD)
+def _fetched(system: Any, path: str, url: str, size: int | None) -> _Fetched:
+    return _Fetched(system, path, url, size)
+
+
 class _Fetched:
-    """All of a file, on disk; closed when nobody has it any more."""
+    """A whole file fetched to disk; removed when it is no longer referenced."""
 
     def __init__(self, system: Any, path: str, url: str, size: int | None) -> None:
         file = TemporaryFile(prefix="echelon-", buffering=0)  # noqa: SIM115 (outlives this)
@@ -295,31 +371,8 @@ class _Fetched:
             raise Unreachable(f"{url}: breaks off after {self.size:,} of {size:,} bytes")
 
 
-@lru_cache(1)
-def servers() -> Any:
-    """All that is reached over http, and its connections, which are closed with it."""
-    import fsspec
-    from aiohttp import ClientTimeout
-
-    # None for a file as a whole, which may be large; for every answer one of its own.
-    deadlines = ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SECONDS)
-    options = {"client_kwargs": {"timeout": deadlines}, "skip_instance_cache": True}
-    return fsspec.filesystem("http", **options)
-
-
-@lru_cache(_HELD)
-def _fetched(system: Any, path: str, url: str, size: int | None) -> _Fetched:
-    return _Fetched(system, path, url, size)
-
-
-def forget() -> None:
-    """Let go of whole files, which may change, and of connections."""
-    _fetched.cache_clear()
-    servers.cache_clear()
-
-
 class _View(io.RawIOBase):
-    """A fetched file with a place of its own in it: several may read it."""
+    """A reader of a fetched file with its own position; several may read one file."""
 
     def __init__(self, fetched: _Fetched) -> None:
         self._fetched = fetched
@@ -341,29 +394,23 @@ class _View(io.RawIOBase):
         return done
 
 
-# --- unreachable ---
-# What stands between us and a file elsewhere: a server, the network, a package that is missing.
-#
-# It says nothing of the data, and may be gone the next time. So it ends a preparation, where
-# damage in a file that was read takes some records out.
-
-_PLAIN = {401: "it wants a login", 403: "it may not be read", 404: "there is no such file"}
+# Errors
 
 
 class Unreachable(DataError):
-    """A file elsewhere, or the rest of one, cannot be had."""
+    """A file behind a URL, or the rest of it, cannot be fetched."""
 
 
 @contextmanager
 def reaching(url: str, what: str = "cannot be reached") -> Iterator[None]:
-    """Tell whatever goes wrong within in one line.
+    """Turn any error within into one line that names the URL.
 
-    Every kind of storage has errors of its own, of packages that may not be there to be named:
-    that is why all are taken.
+    Every kind of storage has its own exceptions, from packages that may not be installed. So they
+    cannot be listed here, and every exception is caught.
     """
     try:
         yield
-    except UserError:  # told already
+    except UserError:  # is one line already
         raise
     except ImportError as error:
         raise _missing(url, error) from error
@@ -371,32 +418,35 @@ def reaching(url: str, what: str = "cannot be reached") -> Iterator[None]:
         raise Unreachable(f"{url}: {what}: {why(error)}") from error
 
 
+def why(error: BaseException) -> str:
+    """Return the reason of an error without the URL, which fsspec often gives as the reason."""
+    number = status(error)
+    if number is not None:
+        reason = _ANSWERS.get(number) or getattr(error.__cause__ or error, "message", "")
+        return f"the server answers {number}" + (f": {reason}" if reason else "")
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        return why(error.__cause__)
+    if isinstance(error, FileNotFoundError):
+        return _ANSWERS[404]
+    if isinstance(error, TimeoutError):
+        return "it does not answer in time"
+    inner = getattr(error.__cause__, "message", None)  # aiohttp: how an answer broke off
+    reason = inner or getattr(error, "strerror", None) or str(error)
+    return str(reason).splitlines()[0] if reason else type(error).__name__
+
+
+_ANSWERS = {401: "it wants a login", 403: "it may not be read", 404: "there is no such file"}
+
+
 def status(error: BaseException) -> int | None:
-    """The number of an answer over http that is no file."""
+    """Return the http status of an error, or None."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     found = getattr(cause or error, "status", None)
     return found if isinstance(found, int) else None
 
 
-def why(error: BaseException) -> str:
-    """The reason alone, without the URL that fsspec likes to give as one."""
-    number = status(error)
-    if number is not None:
-        told = _PLAIN.get(number) or getattr(error.__cause__ or error, "message", "")
-        return f"the server answers {number}" + (f": {told}" if told else "")
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        return why(error.__cause__)
-    if isinstance(error, FileNotFoundError):
-        return _PLAIN[404]
-    if isinstance(error, TimeoutError):
-        return "it does not answer in time"
-    inner = getattr(error.__cause__, "message", None)  # aiohttp: how an answer broke off
-    told = inner or getattr(error, "strerror", None) or str(error)
-    return str(told).splitlines()[0] if told else type(error).__name__
-
-
 def _missing(url: str, error: ImportError) -> UserError:
-    """What to install: our extra has what http needs, other kinds have packages of their own."""
+    """Return an error that says what to install: Echelon's extra for http, else another package."""
     from fsspec.registry import known_implementations
 
     names = [part.partition("://")[0] for part in url.split("::")]
@@ -408,57 +458,3 @@ def _missing(url: str, error: ImportError) -> UserError:
     if {"http", "https"} & set(names):
         return MissingExtra(f"the URL {url}", "remote")
     return UserError(f"the URL {url} needs a package: {error}")
-
-
-# --- listing ---
-# Which files a path, a pattern or a folder stands for, and which of them nobody means.
-
-Listed = tuple[str, int, str]
-"""A file, its size, and what changes when it does."""
-_SIGNS = "*?["
-
-
-def is_pattern(path: str) -> bool:
-    return any(sign in path for sign in _SIGNS)
-
-
-def fixed(pattern: PurePath) -> PurePath:
-    """The folder that a pattern names before it leaves anything open."""
-    kept = 0
-    while kept < len(pattern.parts) and not is_pattern(pattern.parts[kept]):
-        kept += 1
-    return type(pattern)(*pattern.parts[:kept])
-
-
-def meant(inner: PurePath, prepared: Callable[[PurePath], bool]) -> bool:
-    """Whether a file that was found, not named, is raw data: it is not hidden, and no preparation
-    has written it. What is read and what is written may lie in one folder.
-
-    `inner` is its path below the folder that was named.
-    """
-    hidden = any(part.startswith(".") and part != ".." for part in inner.parts)
-    folders = list(inner.parents)[:-1]
-    return not hidden and not any(prepared(folder) for folder in folders)
-
-
-def local(path: str) -> Iterator[Listed]:
-    """The files here, in the order of their names."""
-    here = Path(path).expanduser()
-    if here.is_dir():
-        names: Iterable[Path] = _found(here, here.rglob("*"))
-    elif here.exists():
-        names = [here]
-    else:
-        matches = glob.glob(str(here), recursive=True)  # noqa: PTH207 (`..`, roots)
-        names = _found(Path(fixed(here)), map(Path, matches))
-    for name in sorted(names):
-        about = name.stat()
-        yield str(name), about.st_size, str(about.st_mtime_ns)
-
-
-def _found(base: Path, names: Iterable[Path]) -> Iterator[Path]:
-    @cache
-    def prepared(folder: PurePath) -> bool:
-        return (base / folder / PREPARED).is_file()
-
-    return (name for name in names if name.is_file() and meant(name.relative_to(base), prepared))

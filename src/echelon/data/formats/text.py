@@ -1,28 +1,24 @@
-"""Lines, or one document per file."""
+"""Plain text: one record per line, or (strict reader only) one per file.
+
+`cut`, `count`, `infer` and `parse` are the block parser of lines, for recipes. `read_text` is the
+strict reader of lines and of whole files, for jobs without a recipe. The block parser of whole
+files is in `documents`. The readers differ on empty lines: the block parser skips them, the strict
+reader returns them as empty texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from echelon.core.errors import DataError
-from echelon.data.formats import remote, scan
-from echelon.data.formats.blocks import (
-    Damaged,
-    cut_text,
-    decode,
-    open_stream,
-    packing,
-    plain_name,
-    read_bytes,
-    unpacked,
-)
-from echelon.data.formats.files import TEXT_SUFFIXES, members
+from echelon.data.formats import scan
+from echelon.data.formats.cutting import cut_into_lines
+from echelon.data.formats.files import TEXT_SUFFIXES
 from echelon.data.formats.records import (
     Bad,
     Block,
@@ -35,14 +31,13 @@ from echelon.data.formats.records import (
     valid,
     whole_block,
 )
-from echelon.data.formats.remote import Unreachable
+from echelon.data.formats.streams import decode, open_stream, plain_name, read_bytes
 
-# --- lines ---
-# Plain text, one record per line.
+# Block parser of lines
 
 
 def cut(source: Source, size: int) -> Iterator[Block]:
-    return cut_text(source, size, lambda data, last: (scan.cut_lines(data, last), False))
+    return cut_into_lines(source, size)
 
 
 def count(block: Block) -> int:
@@ -61,7 +56,7 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
     data = block.content()
     spans = _spans(data)
     lines = block.record + spans.lines
-    text = texts(data, spans)
+    text = _texts(data, spans)
     bad: list[Bad] = []
     if not valid(text):
         broken = np.array(
@@ -78,13 +73,13 @@ def parse(block: Block, wanted: pa.Schema) -> Parsed:
     return conform(block, columns, lines, wanted, bad)
 
 
-def texts(data: bytes, spans: scan.Spans) -> Any:
-    """The records as a column, not looked into."""
+def _texts(data: bytes, spans: scan.Spans) -> Any:
+    """Return the lines as a column without checking that they are UTF-8."""
     lengths = spans.ends - spans.starts
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     kept = data.translate(None, b"\r\n")
-    if len(kept) != offsets[-1]:  # there were returns within lines
+    if len(kept) != offsets[-1]:  # a carriage return stands within a line
         kept = b"".join([data[s:e] for s, e in zip(spans.starts, spans.ends, strict=True)])
     return pa.Array.from_buffers(
         pa.large_utf8(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(kept)]
@@ -95,118 +90,21 @@ def _spans(data: bytes) -> scan.Spans:
     return scan.spans(data, None, False)
 
 
-# --- parse/documents ---
-# Texts of one file each; the folder they lie in is their class.
-
-
-def cut_documents(source: Source, size: int) -> Iterator[Block]:
-    return cut_files(source, size, "text")
-
-
-def count_documents(block: Block) -> int:
-    return len(block.members)
-
-
-def infer_documents(block: Block, types: Mapping[str, Any]) -> pa.Schema | None:  # noqa: ARG001
-    labels = [pa.field("label", pa.large_utf8())] if block.members[0][1] is not None else []
-    return pa.schema([pa.field("text", pa.large_utf8()), *labels])
-
-
-def parse_documents(block: Block, wanted: pa.Schema) -> Parsed:
-    return parse_files(block, wanted, "text", pa.large_utf8(), _text)
-
-
-DOCUMENTS = SimpleNamespace(
-    cut=cut_documents, count=count_documents, infer=infer_documents, parse=parse_documents
-)
-"""A format of its own beside that of lines."""
-
-
-def _text(path: str) -> str:
-    parts: list[bytes] = []
-    try:
-        with remote.open_binary(path) as file:
-            parts.extend(unpacked(file, packing(remote.named(path).name)))
-        text = b"".join(parts).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + b"".join(parts).count(b"\n", 0, error.start)
-        raise Unreadable("not UTF-8", line) from None
-    except Unreachable:
-        raise
-    except (Damaged, DataError) as error:
-        raise Unreadable(str(error).removeprefix(f"{path}: ")) from None
-    if not text:
-        raise Unreadable("empty")
-    return text
-
-
-# --- files ---
-# Folders whose files are records.
-
-
-class Unreadable(Exception):
-    """A file that is no record; the message says why."""
-
-    def __init__(self, reason: str, line: int = 1) -> None:
-        super().__init__(reason)
-        self.line = line
-
-
-def cut_files(source: Source, size: int, kind: str, most: int | None = None) -> Iterator[Block]:
-    """Blocks of files one after the other, of about this many bytes and at `most` so many."""
-    chosen: list[tuple[str, str | None]] = []
-    volume, done = 0, 0
-    for (name, weight, _), label in members(source.file, kind):
-        if chosen and (volume + weight > size or len(chosen) == most):
-            yield _block(source, done, chosen)
-            done, chosen, volume = done + len(chosen), [], 0
-        chosen.append((name, label))
-        volume += weight
-    if chosen:
-        yield _block(source, done, chosen)
-
-
-def parse_files(
-    block: Block, wanted: pa.Schema, name: str, kind: Any, load: Callable[[str], Any]
-) -> Parsed:
-    """One column of what was loaded, and the classes; `line` counts the files of the folder."""
-    labelled = block.members[0][1] is not None
-    if reason := lacking(wanted, [name, "label"] if labelled else [name]):
-        return whole_block(block, wanted, reason, len(block.members))
-    values, labels, lines = [], [], []
-    bad: list[Bad] = []
-    for number, (path, label) in enumerate(block.members, block.record):
-        try:
-            values.append(load(path))
-        except Unreadable as error:
-            bad.append(Bad(path, error.line, str(error)))
-            continue
-        labels.append(label)
-        lines.append(number)
-    columns = {name: pa.array(values, kind)}
-    if labelled:
-        columns["label"] = pa.array(labels, pa.large_utf8())
-    return conform(block, columns, np.array(lines, np.int64), wanted, bad)
-
-
-def _block(source: Source, done: int, chosen: list[tuple[str, str | None]]) -> Block:
-    files = tuple(chosen)
-    return Block(0, source.file, done, len(files), done + 1, source, members=files)
-
-
-# --- readers/documents ---
-# Plain texts: one document per file, or one per line.
+# Strict reader of lines and of whole files
 
 _LINES = 65_536
+"""Lines of a record batch, at most."""
 _FILES = 4096
+"""Files of a record batch, at most."""
 
 
 def read_text(path: Path, *, per: Literal["file", "line"] | None = None) -> Iterator[Any]:
-    """Record batches with `text` and, for files in class folders, `label`.
+    """Yield record batches with `text` and, for files in class folders, `label`.
 
-    `per` says what one document is: a file (usual for a folder) or a line (usual for a file).
+    `per` makes one record of each file (the default for a folder) or of each line (the default for
+    a file).
     """
-    files, labels = text_files(path) if path.is_dir() else ([path], [])
+    files, labels = _text_files(path) if path.is_dir() else ([path], [])
     if (per or ("file" if path.is_dir() else "line")) == "line":
         for number, file in enumerate(files):
             for lines in _lines(file):
@@ -218,8 +116,8 @@ def read_text(path: Path, *, per: Literal["file", "line"] | None = None) -> Iter
         yield _batch(texts, labels[start : start + _FILES])
 
 
-def text_files(path: Path) -> tuple[list[Path], list[str]]:
-    """All texts in order, and the class of each if they lie in class folders."""
+def _text_files(path: Path) -> tuple[list[Path], list[str]]:
+    """Return all text files in order, and the class of each if they are in class folders."""
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     pairs = [(file, folder.name) for folder in folders for file in _texts_in(folder)]
     if pairs:

@@ -20,9 +20,9 @@ from typing import Any
 from echelon.core.errors import DataError, unknown
 from echelon.data.formats import FORMATS, Bad, blocks, detect, infer, parse, read
 from echelon.data.formats.arrays import names_in
-from echelon.data.formats.blocks import plain_name
 from echelon.data.formats.files import format_of_name, labels_beside
 from echelon.data.formats.records import OPTIONS, Block, Input
+from echelon.data.formats.streams import plain_name
 from echelon.data.inspect.columns import Looking
 from echelon.data.inspect.html import write_html
 from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile, Unread

@@ -1,4 +1,10 @@
-"""Arrow table → features, targets, categories."""
+"""A data set as an Arrow table, and the inputs of a model made from its columns: targets, features,
+categories.
+
+Everything here comes in pairs: one function fits on the training rows (`Classes.fit`,
+`learn_categories`, `stored_figures`), another encodes any rows accordingly (`Classes.encode`,
+`category_numbers`, `input_maker`).
+"""
 
 from __future__ import annotations
 
@@ -18,30 +24,20 @@ from echelon.core.errors import DataError, unknown
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.formats import read
-from echelon.data.opening.locate import Part
 from echelon.data.shards.encode import WIDTH, sparse_pairs
 from echelon.data.shards.layout import read_manifest
 from echelon.data.shards.read import ShardSource
 from echelon.data.sources import ColumnSource
 
-# --- frames ---
-# Small data sets as Arrow tables, wherever they come from.
-
-Usual: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Options of readers, by format."""
-_MOST_NUMBERS = 1 << 28
-"""Numbers of sparse rows that are held densely."""
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A table, and what to call it in a message."""
+    """A table, with its name for error messages."""
 
     table: Any
     where: str
     stored: Path | None = None
-    """The folder of shards whose memory map the table is."""
+    """The folder of shards, if the table is their memory map."""
 
     @property
     def names(self) -> list[str]:
@@ -53,7 +49,7 @@ class Frame:
         return rows
 
     def has(self, name: str) -> bool:
-        """Whether there is such a column, with anything in it."""
+        """Return whether the table has this column and it is not all null."""
         return name in self.names and not pa.types.is_null(self.table.column(name).type)
 
     def column(self, name: str, what: str = "column") -> Any:
@@ -62,7 +58,7 @@ class Frame:
         return self.table.column(name)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A column of numbers, [N] or [N, …]; missing ones become NaN."""
+        """Return a column of numbers, [N] or [N, …]; missing ones are NaN."""
         column = self.column(name)
         kind = column.type
         if pa.types.is_null(kind):
@@ -86,7 +82,7 @@ class Frame:
         return values
 
     def _dense_rows(self, name: str, column: Any) -> np.ndarray[Any, Any]:
-        """Sparse rows as vectors, as long as that is not much; what is much is prepared first."""
+        """Return sparse rows as vectors; refuse rows too large for that."""
         about = self.table.schema.field(name).metadata or {}
         entries, lengths = column.flatten(), column.value_lengths().to_numpy()
         indices = entries.field("index").to_numpy()
@@ -115,49 +111,22 @@ class Frame:
         return values.reshape(len(column), -1)
 
 
-def load(part: Part, options: Mapping[str, Any] | None = None, usual: Usual | None = None) -> Frame:
-    """Read a part into memory, by the options that are `usual` for its format where no others are
-    given."""
-    told = (usual or {}).get(part.format, {})
-    given = {**told, **part.options, **(options or {})}
-    if "types" in told and isinstance(given["types"], Mapping):
-        given["types"] = {**told["types"], **given["types"]}
-    tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
-    if len(tables) == 1:
-        mapped = part.paths[0] if part.format == "shards" else None
-        return Frame(tables[0], part.where, mapped)
-    try:
-        return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
-    except pa.ArrowException as error:
-        raise DataError(f"{part.where}: its files differ: {error}") from None
+_MOST_NUMBERS = 1 << 28
+"""The largest number of values for which sparse rows are made dense."""
 
 
-def class_names(part: Part) -> list[str]:
-    """The names of the classes, where `labels.txt` or `classes.txt` lies beside the data."""
-    for name in ("labels.txt", "classes.txt"):
-        path = part.paths[0].parent / name
-        if path.is_file():
-            return path.read_text(encoding="utf-8").splitlines()
-    return []
-
-
-# --- targets ---
-# The column to predict: classes by number, or numbers.
-
-USUAL = ("label", "target", "y", "class")
-"""What the column to predict is called where the job does not say."""
-MAX_CLASSES = 10_000
+# Targets: classes or numbers
 
 
 def find_target(frame: Frame, name: str | None) -> str:
-    """The name of the column to predict."""
+    """Return the name of the column to predict: `name`, or one of the usual ones."""
     if name is not None:
         frame.column(name, "target column")
         return name
     lower = {column.lower(): column for column in frame.names}
     found = next((lower[usual] for usual in USUAL if usual in lower), None)
     if found is None and frame.names[0] == "column0":
-        return "column0"  # a file without names has the label first
+        return "column0"  # a file without column names usually begins with the label
     if found is None:
         raise DataError(
             f"{frame.where}: no column is called {', '.join(USUAL)}; set data.target to one of: "
@@ -166,9 +135,13 @@ def find_target(frame: Frame, name: str | None) -> str:
     return found
 
 
+USUAL = ("label", "target", "y", "class")
+"""Usual names of the target column, tried in order if the job does not name one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The values a class column takes, in order, and what they are called."""
+    """The values of a class column, sorted, and the names of the classes."""
 
     values: list[Any]
     names: list[str]
@@ -188,7 +161,7 @@ class Classes:
         return cls(values, list(names) if named else [str(value) for value in values])
 
     def encode(self, frame: Frame, target: str) -> np.ndarray[Any, Any]:
-        """The number of each record's class."""
+        """Return the number of each record's class, int64 [N]."""
         column = _class_column(frame, target)
         numbers = pc.index_in(column, pa.array(self.values, column.type, safe=False))
         if numbers.null_count:
@@ -202,18 +175,7 @@ class Classes:
         return encoded
 
 
-def encode_numbers(frame: Frame, target: str) -> np.ndarray[Any, Any]:
-    """A float32 per record."""
-    values = frame.array(target).astype(np.float32)
-    if values.ndim != 1:
-        raise DataError(f"{frame.where}: target {target!r} has several numbers per record")
-    wrong = ~np.isfinite(values)
-    if wrong.any():
-        record = int(wrong.argmax())
-        raise DataError(
-            f"{frame.where}: record {record}: target {target!r} is {values[record]}, not a number"
-        )
-    return values
+MAX_CLASSES = 10_000
 
 
 def _class_column(frame: Frame, target: str) -> Any:
@@ -252,28 +214,38 @@ def _first(mask: Any) -> int:
     return int(mask.to_numpy().argmax())
 
 
-# --- features ---
-# Columns of numbers as the one input of a model: vectors [D] or images [C, H, W].
+def encode_numbers(frame: Frame, target: str) -> np.ndarray[Any, Any]:
+    """Return a target of numbers, float32 [N]."""
+    values = frame.array(target).astype(np.float32)
+    if values.ndim != 1:
+        raise DataError(f"{frame.where}: target {target!r} has several numbers per record")
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        record = int(wrong.argmax())
+        raise DataError(
+            f"{frame.where}: record {record}: target {target!r} is {values[record]}, not a number"
+        )
+    return values
 
-Prepare: TypeAlias = Callable[[Batch], Batch]
-_CHANNELS = (1, 3, 4)
+
+# Features: columns of numbers as vectors [D] or images [C, H, W]
 
 
 def find_features(
     frame: Frame, wanted: Sequence[str] | None, without: Collection[str]
 ) -> tuple[str, ...]:
-    """The columns of the input: those that are wanted, or all but those `without`."""
+    """Return the input columns: those `wanted`, else all columns; never those in `without`."""
     if wanted is not None:
         for name in wanted:
             frame.column(name, "data.columns:")
-        return _filled_in(frame, tuple(name for name in wanted if name not in without))
+        return _not_empty(frame, tuple(name for name in wanted if name not in without))
     names = tuple(name for name in frame.names if name not in without)
     if not names:
         raise DataError(f"{frame.where}: has no columns beside {', '.join(without)}")
-    return _filled_in(frame, names)
+    return _not_empty(frame, names)
 
 
-def _filled_in(frame: Frame, names: tuple[str, ...]) -> tuple[str, ...]:
+def _not_empty(frame: Frame, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not frame.has(name):
             raise DataError(
@@ -282,15 +254,81 @@ def _filled_in(frame: Frame, names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def input_maker(
+    frame: Frame, features: Sequence[str], mean: Sequence[float] | None = None
+) -> Prepare:
+    """Return a function that makes `x` of the features; `mean` replaces missing numbers."""
+    _only_numbers(frame, features)
+    stand_in = None if mean is None else torch.tensor(mean, dtype=torch.float32)
+
+    def prepare(batch: Batch) -> Batch:
+        x = as_input({name: dense(batch, name) for name in features}, features)
+        return {"x": x if stand_in is None else filled(x, stand_in)}
+
+    return prepare
+
+
+def _only_numbers(frame: Frame, features: Sequence[str]) -> None:
+    for name in features:
+        kind = frame.column(name).type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            raise DataError(
+                f"{frame.where}: column {name!r} is text, not numbers: leave it out with "
+                f"data.columns, or choose a task that takes categories"
+            )
+        if isinstance(kind, pa.FixedShapeTensorType) and len(features) > 1:
+            raise DataError(
+                f"{frame.where}: column {name!r} has shape {list(kind.shape)} and cannot stand "
+                f"beside others: choose with data.columns"
+            )
+
+
+def as_input(columns: Mapping[str, Tensor], features: Sequence[str]) -> Tensor:
+    """Return one column of vectors or images as it is, or columns of numbers side by side.
+
+    The result is float32, except images of uint8.
+    """
+    first = columns[features[0]]
+    if len(features) == 1 and first.ndim > 1:
+        return _shaped(first)
+    return torch.stack([columns[name].to(torch.float32) for name in features], 1)
+
+
+def _shaped(values: Tensor) -> Tensor:
+    if values.ndim == 3:
+        values = values.unsqueeze(1)
+    channels_last = (
+        values.ndim == 4 and values.shape[3] in _CHANNELS and values.shape[1] not in _CHANNELS
+    )
+    if channels_last:
+        values = values.permute(0, 3, 1, 2).contiguous()
+    image = values.ndim == 4 and values.dtype == torch.uint8
+    return values if image else values.to(torch.float32)
+
+
+_CHANNELS = (1, 3, 4)
+"""Numbers of channels by which an image's channel axis is recognized."""
+
+
+def filled(x: Tensor, mean: Tensor) -> Tensor:
+    """Replace NaN by the mean; return `x` itself if there is none."""
+    if not x.is_floating_point():
+        return x
+    missing = x.isnan()
+    if not missing.any():
+        return x
+    return torch.where(missing, mean.view(-1, 1, 1) if x.ndim == 4 else mean, x)
+
+
 def prepared(
     frame: Frame,
     columns: Sequence[str],
     prepare: Prepare,
     others: Mapping[str, np.ndarray[Any, Any]],
 ) -> BatchSource:
-    """A source of what `prepare` makes of these columns, beside others that are ready.
+    """Return a source of what `prepare` makes of `columns`, together with the columns `others`.
 
-    What lies in shards stays there and is prepared batch by batch, the rest is so once and for all.
+    Shards stay on disk and are prepared batch by batch; a table in memory is prepared once, here.
     """
     if frame.stored is not None:
         stored = ShardSource(frame.stored, columns)
@@ -300,8 +338,12 @@ def prepared(
     return ColumnSource({**prepare(arrays), **others})
 
 
+Prepare: TypeAlias = Callable[[Batch], Batch]
+"""Turn a batch of stored columns into the columns of a model's input."""
+
+
 class PreparedSource:
-    """Batches out of shards, changed on their way, beside columns in memory."""
+    """Batches read from shards and passed through `prepare`, with other columns from memory."""
 
     chunkable = True
 
@@ -320,24 +362,18 @@ class PreparedSource:
         return batch
 
 
-def input_maker(
-    frame: Frame, features: Sequence[str], mean: Sequence[float] | None = None
-) -> Prepare:
-    """How `x` is made of the features; with `mean`, that stands in for missing numbers."""
-    _only_numbers(frame, features)
-    stand_in = None if mean is None else torch.tensor(mean, dtype=torch.float32)
-
-    def prepare(batch: Batch) -> Batch:
-        x = as_input({name: dense(batch, name) for name in features}, features)
-        return {"x": x if stand_in is None else filled(x, stand_in)}
-
-    return prepare
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor without a copy, and without torch's warning about read-only memory."""
+    return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
 
 
 def stored_figures(
     frame: Frame, features: Sequence[str], shape: tuple[int, ...]
 ) -> dict[str, list[float]] | None:
-    """Mean and deviation as the manifest has them, where it has just these: a pass is spared."""
+    """Return mean and deviation of one feature from the manifest of its shards, or None.
+
+    That saves a pass over the data.
+    """
     if frame.stored is None or len(features) != 1:
         return None
     manifest = read_manifest(frame.stored)
@@ -352,61 +388,25 @@ def stored_figures(
     return {"mean": figures["mean"].astype(float).tolist(), "std": std.astype(float).tolist()}
 
 
-def filled(x: Tensor, mean: Tensor) -> Tensor:
-    if not x.is_floating_point():
-        return x
-    missing = x.isnan()
-    if not missing.any():
-        return x
-    return torch.where(missing, mean.view(-1, 1, 1) if x.ndim == 4 else mean, x)
+# Categories
 
 
-def as_input(columns: Mapping[str, Tensor], features: Sequence[str]) -> Tensor:
-    """One shaped column as it is, or single numbers side by side. Only images stay uint8."""
-    first = columns[features[0]]
-    if len(features) == 1 and first.ndim > 1:
-        return _shaped(first)
-    return torch.stack([columns[name].to(torch.float32) for name in features], 1)
+def tell_apart(
+    frame: Frame, features: Sequence[str], categories: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Return the features that are numbers, and those that are categories.
 
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Without a copy, and without torch's warning of memory that is read-only."""
-    return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
-
-
-def _shaped(values: Tensor) -> Tensor:
-    if values.ndim == 3:
-        values = values.unsqueeze(1)
-    channels_last = (
-        values.ndim == 4 and values.shape[3] in _CHANNELS and values.shape[1] not in _CHANNELS
-    )
-    if channels_last:
-        values = values.permute(0, 3, 1, 2).contiguous()
-    image = values.ndim == 4 and values.dtype == torch.uint8
-    return values if image else values.to(torch.float32)
-
-
-def _only_numbers(frame: Frame, features: Sequence[str]) -> None:
-    for name in features:
-        kind = frame.column(name).type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            raise DataError(
-                f"{frame.where}: column {name!r} is text, not numbers: leave it out with "
-                f"data.columns, or choose a task that takes categories"
-            )
-        if isinstance(kind, pa.FixedShapeTensorType) and len(features) > 1:
-            raise DataError(
-                f"{frame.where}: column {name!r} has shape {list(kind.shape)} and cannot stand "
-                f"beside others: choose with data.columns"
-            )
-
-
-# --- categories ---
-# Fields of a table: which are numbers, which are categories, and the categories' numbers.
+    Features named in `categories` are categories of any type.
+    """
+    for name in categories:
+        if name not in features:
+            frame.column(name, "data.options.categories:")
+    chosen = [n for n in features if n in categories or is_category(frame.column(n).type)]
+    return [name for name in features if name not in chosen], chosen
 
 
 def is_category(kind: Any) -> bool:
-    """Whether a column of this type is one of categories."""
+    """Return whether columns of this type are categories."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -415,19 +415,8 @@ def is_category(kind: Any) -> bool:
     )
 
 
-def tell_apart(
-    frame: Frame, features: Sequence[str], categories: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """The features that are numbers, and those that are categories or said to be."""
-    for name in categories:
-        if name not in features:
-            frame.column(name, "data.options.categories:")
-    chosen = [n for n in features if n in categories or is_category(frame.column(n).type)]
-    return [name for name in features if name not in chosen], chosen
-
-
 def learn_categories(frame: Frame, name: str, rows: np.ndarray[Any, Any], size: int) -> list[Any]:
-    """At most `size` values of a field, the most frequent of these rows first."""
+    """Return at most `size` values of a field, the most frequent in `rows` first."""
     column = _plain(frame.column(name)).take(pa.array(rows))
     counts = pc.value_counts(column)
     pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
@@ -436,14 +425,14 @@ def learn_categories(frame: Frame, name: str, rows: np.ndarray[Any, Any], size: 
 
 
 def category_numbers(frame: Frame, categories: Mapping[str, Sequence[Any]]) -> Any:
-    """int64 [N, fields]: 1 for a field's most frequent value and so on, 0 for one not seen."""
-    columns = [_numbers(frame, name, values) for name, values in categories.items()]
+    """Return category numbers, int64 [N, fields]: 1 for the most frequent value, 0 for unseen."""
+    columns = [_field_numbers(frame, name, values) for name, values in categories.items()]
     if not columns:
         return np.zeros((len(frame), 0), np.int64)
     return np.stack(columns, 1)
 
 
-def _numbers(frame: Frame, name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _field_numbers(frame: Frame, name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
     column = _plain(frame.column(name))
     known = pa.array(values)
     if column.type != known.type:
@@ -463,7 +452,7 @@ def _cast(frame: Frame, name: str, column: Any, kind: Any) -> Any:
 
 
 def _plain(column: Any) -> Any:
-    """Values of the types that `pa.array` makes of plain data."""
+    """Cast a column to the type that `pa.array` gives plain Python values, so that they compare."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)

@@ -1,35 +1,32 @@
-"""Read the parts into tables, split rows."""
+"""Read the parts of a data set into frames, and split rows where there is no held-out part."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.core.interfaces import BatchSource
+from echelon.data.formats import read
 from echelon.data.formats.files import format_of_name
-from echelon.data.opening.frame import Frame, Usual, class_names, load
-from echelon.data.opening.locate import Part, Parts, Recognise, find_parts
+from echelon.data.opening.frame import Frame
+from echelon.data.opening.locate import Part, Recognise, about_parts, locate
 from echelon.data.shards.layout import PREPARED
 from echelon.data.shards.statistics import Moments
 from echelon.data.synthetic import load_shipped
 
-# --- origin ---
-# What every kind of opening begins with: the section's data, read and told apart.
-
-PREPARED_KIND = "prepared"
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The records of a data set in memory."""
+    """A data set in memory: its training part, its held-out part if it has one, and facts."""
 
     train: Frame
     valid: Frame | None
@@ -45,97 +42,90 @@ def open_origin(
     recognise: Recognise = format_of_name,
     usual: Usual | None = None,
 ) -> Origin:
-    """Read the section's data set; `own` are options that are not for the reader.
+    """Read the section's data set.
 
-    `usual` are options for the reader where the section does not say them.
+    `own` names the options that are not for the reader. `usual` are default options of readers.
 
-    Of `new` data, which a trained model is tried on, one part is read: the held-out one if there
-    are two. It is called the training part here all the same.
+    Of `new` data, for a model that is already trained, only one part is read: the held-out one if
+    there are two. It becomes `train` of the result.
     """
     if section.name is not None:
         table, names = load_shipped(section.name, section.options)
         return Origin(Frame(table, section.name), None, {"name": section.name}, names)
     parts = locate(section, new=new, recognise=recognise)
     options = {key: value for key, value in section.options.items() if key not in own}
-    train = load(parts.train, options, usual)
-    valid = load(parts.valid, options, usual) if parts.valid is not None else None
-    return Origin(train, valid, about_parts(parts), class_names(parts.train))
+    train = _load(parts.train, options, usual)
+    valid = _load(parts.valid, options, usual) if parts.valid is not None else None
+    return Origin(train, valid, about_parts(parts), _class_names(parts.train))
 
 
-def locate(
-    section: DataSection,
-    *,
-    new: bool,
-    recognise: Recognise = format_of_name,
-    one_text: bool = False,
-) -> Parts:
-    """The files of a section that has a path."""
-    if section.path is None:
-        what = f", not data.name={section.name}" if section.name else ""
-        raise DataError(f"there is no data to read: set data.path{what}")
-    if new and section.valid_path is not None:
-        raise DataError(
-            "data.valid_path is for training: all of new data is held out, so set data.path alone"
-        )
-    return find_parts(
-        section.path,
-        section.valid_path,
-        section.format,
-        recognise=recognise,
-        one_text=one_text,
-        new=new,
-    )
+def _load(
+    part: Part, options: Mapping[str, Any] | None = None, usual: Usual | None = None
+) -> Frame:
+    """Read a part into memory; `options` override those of the part, and these the `usual` ones.
+
+    The option `types` is merged column by column.
+    """
+    defaults = (usual or {}).get(part.format, {})
+    given = {**defaults, **part.options, **(options or {})}
+    if "types" in defaults and isinstance(given["types"], Mapping):
+        given["types"] = {**defaults["types"], **given["types"]}
+    tables = [pa.Table.from_batches(list(read(path, part.format, **given))) for path in part.paths]
+    if len(tables) == 1:
+        mapped = part.paths[0] if part.format == "shards" else None
+        return Frame(tables[0], part.where, mapped)
+    try:
+        return Frame(pa.concat_tables(tables, promote_options="permissive"), part.where)
+    except pa.ArrowException as error:
+        raise DataError(f"{part.where}: its files differ: {error}") from None
 
 
-def about_parts(parts: Parts) -> dict[str, Any]:
-    about: dict[str, Any] = {"name": _name(parts.train), "path": parts.train.where}
-    if parts.valid is not None:
-        about["held_out"] = parts.valid.where
-    return about
+Usual: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Default options of the strict readers, by format."""
 
 
-def _name(part: Part) -> str:
-    """What people call the set: its folder, or its file without suffixes."""
-    path: Path = part.paths[0].absolute()
-    inner = path.name.lower().startswith(("train", "test", "valid", "dev", "t10k", "input"))
-    return path.parent.name if inner else path.name.split(".")[0]
+def _class_names(part: Part) -> list[str]:
+    """Return the class names from a `labels.txt` or `classes.txt` beside the data, if any."""
+    for name in ("labels.txt", "classes.txt"):
+        path = part.paths[0].parent / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8").splitlines()
+    return []
 
 
 def check_fitted(fitted: Mapping[str, Any], kind: str) -> None:
-    """Refuse what another kind of opening has fitted."""
+    """Refuse a `fitted` from another kind of data."""
     found = fitted.get("kind")
     if found != kind:
         raise DataError(f"the run was trained on {found} data; here {kind} data is opened")
 
 
 def is_prepared(section: DataSection, fitted: Mapping[str, Any] | None = None) -> bool:
-    """Whether this is prepared data, or new data for a model that was trained on such."""
+    """Return whether a section is prepared data, or new data for a model of prepared data.
+
+    It is here and not in `prepared`, so that jobs without a recipe do not import recipes.
+    """
     if fitted is not None:
         return fitted.get("kind") == PREPARED_KIND
     return section.path is not None and (Path(section.path).expanduser() / PREPARED).is_file()
 
 
-# --- splits ---
-# A data set, opened: its parts, and what was learnt from the training part.
-
-HELD_OUT = 0.2
-"""The part that is held out where the job does not say."""
-_SPLIT_TAG = 0x5911
-_MOMENT_BYTES = 8 << 20
+PREPARED_KIND = "prepared"
+"""The `kind` in `fitted` of a run that was trained on prepared data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Two sources and the facts a task is built from."""
+    """Two sources, and the facts that a task is built from."""
 
     train: BatchSource
     valid: BatchSource | None
     labels: tuple[str, ...]
-    """Names of the classes; none for numbers and language models."""
+    """The names of the classes; empty for numbers and language models."""
     shape: tuple[int, ...]
-    """Of one sample of the model's first input."""
+    """The shape of one sample of the model's first input."""
     fitted: dict[str, Any]
-    """Plain data: all that was learnt from the training part, enough to open new data alike."""
+    """Plain data: what was fitted on the training part, enough to encode new data the same way."""
     about: dict[str, Any]
     """Facts for the report."""
 
@@ -143,7 +133,10 @@ class Splits:
 def split_rows(
     rows: int, held_out: float | None, seed: int, classes: np.ndarray[Any, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Training and held-out rows, in file order; of every class the same part is held out."""
+    """Return the numbers of training rows and held-out rows, both in file order.
+
+    `held_out` is a share. With `classes`, the same share of every class is held out.
+    """
     count = min(max(round(rows * (held_out or HELD_OUT)), 1), rows - 1)
     if rows < 2:
         raise DataError(f"{rows} record is too few to hold some out")
@@ -159,8 +152,13 @@ def split_rows(
     return numbers[~mask], numbers[mask]
 
 
+HELD_OUT = 0.2
+"""The share of rows that is held out if the job does not set it."""
+_SPLIT_TAG = 0x5911
+
+
 def _quantiles(classes: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Where each record stands within its own class, from 0 to 1, in a random order."""
+    """Return each record's place within its own class, from 0 to 1, in the order of `drawn`."""
     order = np.lexsort((drawn, classes))
     sizes = np.bincount(classes)
     starts = np.cumsum(sizes) - sizes
@@ -171,7 +169,7 @@ def _quantiles(classes: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]) -> np
 
 
 def fit_moments(source: BatchSource, column: str, shape: tuple[int, ...]) -> Moments:
-    """Mean and deviation of a column, read in pieces of a few megabytes."""
+    """Fit mean and deviation of a column, reading it in pieces of a few megabytes."""
     moments = Moments(shape)
     step = 1
     start = 0
@@ -185,7 +183,13 @@ def fit_moments(source: BatchSource, column: str, shape: tuple[int, ...]) -> Mom
     return moments
 
 
+_MOMENT_BYTES = 8 << 20
+
+
 def mean_and_std(moments: Moments) -> dict[str, list[float]]:
-    """Plain data; a feature that never changes gets deviation 1, so that it can be divided by."""
+    """Return mean and deviation as plain data.
+
+    A constant feature gets deviation 1, so that it can be divided by.
+    """
     std = np.where(moments.max > moments.min, moments.std, 1.0)
     return {"mean": moments.mean.tolist(), "std": std.tolist()}

@@ -1,4 +1,4 @@
-"""Where the training part and the held-out part of a data set lie.
+"""Find the training part and the held-out part of a data set.
 
 A folder may hold them as files or sub-folders named train… and valid…, dev… or test…, as one
 .npz of arrays x_train, x_test, …, or as a single set that is split later.
@@ -12,22 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from echelon.core.config.sections import DataSection
 from echelon.core.errors import DataError
 from echelon.data.formats.arrays import names_in
-from echelon.data.formats.blocks import plain_name
 from echelon.data.formats.files import detect, format_of_name
+from echelon.data.formats.streams import plain_name
 from echelon.data.shards.layout import MANIFEST
-
-Recognise: TypeAlias = Callable[[Path], str | None]
-_TRAIN = ("train", "training")
-# The first of these that is there is held out: test comes last, it is for the very end.
-_HELD_OUT = ("valid", "validation", "val", "dev", "test", "testing", "t10k", "eval")
-_NOT_DATA = re.compile(r"^\.|^readme|^license|^(labels|classes)\.|\.md$|\.json$|\.ya?ml$")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Files that are read one after the other."""
+    """Files to read one after the other, and the options of their strict reader."""
 
     paths: tuple[Path, ...]
     format: str
@@ -41,8 +36,39 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """The training part of a data set, and its held-out part if there is one."""
+
     train: Part
     valid: Part | None = None
+
+
+Recognise: TypeAlias = Callable[[Path], str | None]
+"""Return the format of a file, or None if it is not data."""
+
+
+def locate(
+    section: DataSection,
+    *,
+    new: bool,
+    recognise: Recognise = format_of_name,
+    one_text: bool = False,
+) -> Parts:
+    """Find the parts of a data section that has a path."""
+    if section.path is None:
+        what = f", not data.name={section.name}" if section.name else ""
+        raise DataError(f"there is no data to read: set data.path{what}")
+    if new and section.valid_path is not None:
+        raise DataError(
+            "data.valid_path is for training: all of new data is held out, so set data.path alone"
+        )
+    return find_parts(
+        section.path,
+        section.valid_path,
+        section.format,
+        recognise=recognise,
+        one_text=one_text,
+        new=new,
+    )
 
 
 def find_parts(
@@ -54,24 +80,24 @@ def find_parts(
     one_text: bool = False,
     new: bool = False,
 ) -> Parts:
-    """The parts at `path`.
+    """Find the training part at `path`, and the held-out part there or, if given, at `valid_path`.
 
-    `recognise` says which format a file has, if any. With `one_text` the files of a part are read
-    as one, whatever they are called. Of `new` data one part is found, the held-out one if there
-    are two.
+    `recognise` returns the format of a file, if any. With `one_text`, the files of a part may have
+    any names, because they are read as one text. For `new` data only one part is returned: the
+    held-out one if there are two.
     """
     finder = _Finder(format, recognise, one_text)
-    found = finder.parts(existing(path))
+    found = finder.parts(_existing(path))
     if new:
         return Parts(_last(found))
     if found.train is None:
         raise DataError(f"{path}: has no training part; set path (and valid_path) to files")
     if valid_path is None:
         return Parts(found.train, found.valid)
-    return Parts(found.train, _last(finder.parts(existing(valid_path))))
+    return Parts(found.train, _last(finder.parts(_existing(valid_path))))
 
 
-def existing(path: str) -> Path:
+def _existing(path: str) -> Path:
     found = Path(path).expanduser()
     if not found.exists():
         raise DataError(f"{path}: there is no such file or folder")
@@ -80,7 +106,7 @@ def existing(path: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """At least one of both."""
+    """The parts found; at least one is not None."""
 
     train: Part | None
     valid: Part | None = None
@@ -93,6 +119,8 @@ def _last(found: _Found) -> Part:
 
 
 class _Finder:
+    """A search for parts by the names of files and folders."""
+
     def __init__(self, format: str, recognise: Recognise, one_text: bool) -> None:
         self._format = format
         self._recognise = recognise
@@ -115,7 +143,7 @@ class _Finder:
         return _Found(self._whole(path))
 
     def _whole(self, path: Path) -> Part:
-        """Everything in a folder as one part."""
+        """Return everything in a folder as one part."""
         files = self._data_files(path)
         texts = len(files) > 1 and all(self._recognise(file) == "text" for file in files)
         if (path / MANIFEST).is_file() or not files or (texts and not self._one_text):
@@ -123,9 +151,9 @@ class _Finder:
         return self._pieces(path, files)
 
     def _pieces(self, folder: Path, files: Sequence[Path]) -> Part:
-        """Several files are one set if their names differ in nothing but numbers.
+        """Return several files as one part, if their names differ only in numbers.
 
-        A language model's text may be any files one after the other.
+        The text of a language model may consist of files with any names.
         """
         kinds = {re.sub(r"\d+", "#", plain_name(file)) for file in files}
         if len(kinds) > 1 and not self._one_text:
@@ -145,16 +173,28 @@ class _Finder:
         files = [file for file in files if not _is_labels(file)]
         if self._format == "auto":
             return [file for file in files if self._recognise(file)]
-        # Files that are called as the format would have them go before those that are not.
+        # With a stated format, files whose names fit it are preferred; if none fits, all are taken.
         return [file for file in files if self._recognise(file) == self._format] or files
+
+
+_TRAIN = ("train", "training")
+# The first of these that exists is held out. test comes after valid, because a test set is for the
+# final evaluation.
+_HELD_OUT = ("valid", "validation", "val", "dev", "test", "testing", "t10k", "eval")
+_NOT_DATA = re.compile(r"^\.|^readme|^license|^(labels|classes)\.|\.md$|\.json$|\.ya?ml$")
 
 
 def _is_labels(file: Path) -> bool:
     return format_of_name(file) == "idx" and "labels" in file.name
 
 
+def _folders(path: Path) -> list[Path]:
+    entries = (entry for entry in sorted(path.iterdir()) if entry.is_dir())
+    return [entry for entry in entries if not entry.name.startswith((".", "__"))]
+
+
 def _by_mark(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Paths by the word in their names that says which part they are; "" for none."""
+    """Group paths by the word in their names that marks a part; "" if there is none."""
     found: dict[str, list[Path]] = {}
     for path in paths:
         words = re.split(r"[^a-z0-9]+", plain_name(path))
@@ -163,13 +203,8 @@ def _by_mark(paths: Sequence[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def _folders(path: Path) -> list[Path]:
-    entries = (entry for entry in sorted(path.iterdir()) if entry.is_dir())
-    return [entry for entry in entries if not entry.name.startswith((".", "__"))]
-
-
 def _are_parts(folders: Mapping[str, Sequence[Path]]) -> bool:
-    """A folder `train` beside others may also be a class of its own, of vehicles say."""
+    """Return whether folders are parts; `train` beside unmarked ones may be a class of vehicles."""
     held_out = any(mark in _HELD_OUT for mark in folders)
     return any(mark in _TRAIN for mark in folders) and (held_out or "" not in folders)
 
@@ -180,10 +215,25 @@ def _marked(found: Mapping[str, Part]) -> _Found:
 
 
 def _parts_of_npz(path: Path) -> _Found | None:
-    """A file of arrays x_train, y_train, x_test, …"""
+    """Return the parts of an .npz of arrays x_train, y_train, x_test, …, or None."""
     if path.suffix != ".npz":
         return None
     ends = {name.rpartition("_")[2] for name in names_in(path)}
     if not ends <= {*_TRAIN, *_HELD_OUT}:
         return None
     return _marked({end: Part((path,), "numpy", {"part": end}) for end in ends})
+
+
+def about_parts(parts: Parts) -> dict[str, Any]:
+    """Return name and paths of the parts, for the report."""
+    about: dict[str, Any] = {"name": _name(parts.train), "path": parts.train.where}
+    if parts.valid is not None:
+        about["held_out"] = parts.valid.where
+    return about
+
+
+def _name(part: Part) -> str:
+    """Return the name of a data set: its folder, or its file without suffixes."""
+    path: Path = part.paths[0].absolute()
+    inner = path.name.lower().startswith(("train", "test", "valid", "dev", "t10k", "input"))
+    return path.parent.name if inner else path.name.split(".")[0]

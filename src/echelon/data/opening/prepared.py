@@ -1,9 +1,9 @@
-"""Train on prepared shards; encode raw records as the recipe did.
+"""Open data that `echelon data prepare` has written, and raw records for a model trained on it.
 
-Prepared data: what `echelon data prepare` has written, and raw records encoded as it was.
+    train/, valid/ (or test/) ─────────────────────────▶ shards, read as they are
+    new records ─▶ cleaned ─▶ encoded, as fitted ──────▶ columns in memory
 
-train/, valid/ (or test/) ──────────────────────▶ shards, read as they are
-new records ─▶ cleaned ─▶ encoded, as learnt ───▶ columns in memory
+New records are read with the settings that the recipe had for its own inputs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.core.types import Sparse as SparseColumn
 from echelon.data.formats.records import OPTIONS
-from echelon.data.opening.frame import Frame, Usual
-from echelon.data.opening.load import PREPARED_KIND, Splits, is_prepared, open_origin
+from echelon.data.opening.frame import Frame
+from echelon.data.opening.load import PREPARED_KIND, Splits, Usual, is_prepared, open_origin
 from echelon.data.prepare.column_layout import formed
 from echelon.data.prepare.encoders import Encoders, Prepared, open_prepared, refuse_lacking
 from echelon.data.prepare.steps import Ragged, Sparse, Values
@@ -32,17 +32,14 @@ from echelon.data.shards import Field, ShardSource
 from echelon.data.shards.layout import length_name
 from echelon.data.sources import ColumnSource
 
-# --- prepared ---
-
-_IDLE = ("format", "valid_path", "held_out", "text", "tokens", "vocabulary", "length", "options")
-_HELD_OUT = ("valid", "test")
-_SHOWN = 3
-
 
 def open_shards_of(section: DataSection, fitted: Mapping[str, Any] | None = None) -> Splits:
-    """Column `x` as the recipe made it, `y` where records have a target, and `weight` if the
-    recipe balances classes. With `fitted` all records are held out, without `y` if their target
-    is None there."""
+    """Open prepared data, or new data for a model of prepared data.
+
+    The columns are `x` as the recipe made it, `y` if records have a target, and `weight` if the
+    recipe balances classes. With `fitted`, all records are held out; a target of None in `fitted`
+    leaves out `y`.
+    """
     if fitted is None:
         assert section.path is not None
         _refuse_idle(section)
@@ -61,6 +58,13 @@ def _refuse_idle(section: DataSection) -> None:
             )
 
 
+_IDLE = ("format", "valid_path", "held_out", "text", "tokens", "vocabulary", "length", "options")
+"""Settings that have no effect on prepared data."""
+
+
+# Prepared shards
+
+
 def _open(section: DataSection, prepared: Prepared) -> Splits:
     fields = {field.name: field for field in prepared.manifest("train").schema}
     fitted = _fitted(section, prepared, fields)
@@ -77,55 +81,7 @@ def _open(section: DataSection, prepared: Prepared) -> Splits:
     return Splits(train, valid, labels, tuple(fitted["shape"]), fitted, about)
 
 
-def _open_again(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
-    """Another prepared folder, or the same one: the part of it that was trained on the least."""
-    assert section.path is not None
-    prepared = open_prepared(Path(section.path).expanduser())
-    if prepared.encoders.to_json() != fitted["encoders"]:
-        raise DataError(
-            f"{prepared.folder}: was prepared by another recipe, or learnt from other data, than "
-            f"what the model was trained on; give its raw records instead"
-        )
-    split = next((name for name in ("test", "valid", "train") if name in prepared.splits), "train")
-    fields = {field.name: field for field in prepared.manifest(split).schema}
-    source = Renamed(
-        ShardSource(prepared.path(split), _columns(fitted, fields)), {**fitted, "weight": None}
-    )
-    about = {"name": prepared.folder.name, "path": str(prepared.path(split))}
-    return _only(source, fitted, about)
-
-
-def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
-    encoders = Encoders.from_json(fitted["encoders"])
-    needed = encoders.roots(fitted["x"])
-    origin = open_origin(section, new=True, usual=usual_options(fitted, needed))
-    refuse_lacking(needed, origin.train.names, f"{origin.train.where}: ")
-    asked = fitted["target"] is not None  # or else nothing but the input is made
-    spared = {name for name in encoders.raw() if not (asked and origin.train.has(name))}
-    encoded = encoders.encode(_batch(origin.train), without=spared - needed)
-    if encoded.refused:
-        some = [f"record {row}: {why}" for row, why in sorted(encoded.refused.items())[:_SHOWN]]
-        more = len(encoded.refused) - len(some)
-        told = "; ".join(some) + (f"; and {more} more" if more > 0 else "")
-        raise DataError(f"{origin.train.where}: not what the model knows: {told}")
-    wanted = [name for name in (fitted["x"], fitted["target"]) if name in encoded.columns]
-    source = Renamed(_in_memory({name: encoded.columns[name] for name in wanted}), fitted)
-    return _only(source, fitted, dict(origin.about))
-
-
-def target_made_of(fitted: Mapping[str, Any]) -> list[str]:
-    """The columns of raw records that the target is made of, where it is not one of them."""
-    if fitted.get("kind") != PREPARED_KIND:
-        return []
-    found = Encoders.from_json(fitted["encoders"]).roots(fitted["target"])
-    return sorted(found - {fitted["target"]})
-
-
-def _only(source: BatchSource, fitted: Mapping[str, Any], about: dict[str, Any]) -> Splits:
-    labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
-    return Splits(
-        source, source, labels, shape, dict(fitted), {**about, "held_out_rows": len(source)}
-    )
+_HELD_OUT = ("valid", "test")
 
 
 def _fitted(
@@ -155,7 +111,7 @@ def _fitted(
     fitted["weight"] = "weight" if "weight" in fields else None
     fitted["shape"] = _shape(field)
     fitted["sparse"] = field.kind == "sparse"
-    fitted["reading"] = settings_of(prepared.facts)
+    fitted["reading"] = _shared_settings(prepared.facts)
     fitted["texts"] = [name for name, kind in prepared.facts["columns"].items() if "string" in kind]
     learnt = prepared.learnt(target) if _is_made(prepared, target) else {}
     if "classes" in learnt:
@@ -169,7 +125,7 @@ def _fitted(
 
 
 def _shape(field: Field) -> list[int]:
-    """Of a sample; a single number is a vector of one, as models want it."""
+    """Return the shape of a sample; a single number counts as a vector of length one."""
     if field.kind == "sparse":
         return [field.width]
     single = field.kind == "dense" and field.is_floating and not field.shape
@@ -186,7 +142,7 @@ def _columns(fitted: Mapping[str, Any], fields: Mapping[str, Field]) -> list[str
 
 
 class Renamed:
-    """Batches whose columns are called `x`, `y` and `weight`, as tasks know them."""
+    """Batches whose columns have the names that tasks expect: `x`, `x_length`, `y`, `weight`."""
 
     def __init__(self, source: BatchSource, fitted: Mapping[str, Any]) -> None:
         self._source = source
@@ -209,9 +165,60 @@ class Renamed:
 
 
 def _as_input(column: Any) -> Any:
-    """Token numbers as torch wants them, whatever they are stored as."""
+    """Widen int16 and int32 to int64, which torch needs for token numbers and classes."""
     narrow = isinstance(column, Tensor) and column.dtype in (torch.int32, torch.int16)
     return column.long() if narrow else column
+
+
+def _open_again(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
+    """Open a prepared folder for a trained model: its test part, else valid, else train."""
+    assert section.path is not None
+    prepared = open_prepared(Path(section.path).expanduser())
+    if prepared.encoders.to_json() != fitted["encoders"]:
+        raise DataError(
+            f"{prepared.folder}: was prepared by another recipe, or learnt from other data, than "
+            f"what the model was trained on; give its raw records instead"
+        )
+    split = next((name for name in ("test", "valid", "train") if name in prepared.splits), "train")
+    fields = {field.name: field for field in prepared.manifest(split).schema}
+    source = Renamed(
+        ShardSource(prepared.path(split), _columns(fitted, fields)), {**fitted, "weight": None}
+    )
+    about = {"name": prepared.folder.name, "path": str(prepared.path(split))}
+    return _only(source, fitted, about)
+
+
+def _only(source: BatchSource, fitted: Mapping[str, Any], about: dict[str, Any]) -> Splits:
+    labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
+    return Splits(
+        source, source, labels, shape, dict(fitted), {**about, "held_out_rows": len(source)}
+    )
+
+
+# Raw records, encoded as the recipe did
+
+
+def _open_new(section: DataSection, fitted: Mapping[str, Any]) -> Splits:
+    """Open raw records, cleaned and encoded as the recipe of the training data did."""
+    encoders = Encoders.from_json(fitted["encoders"])
+    needed = encoders.roots(fitted["x"])
+    origin = open_origin(section, new=True, usual=_reader_options(fitted, needed))
+    refuse_lacking(needed, origin.train.names, f"{origin.train.where}: ")
+    asked = fitted["target"] is not None  # if not, only the input is encoded
+    spared = {name for name in encoders.raw() if not (asked and origin.train.has(name))}
+    encoded = encoders.encode(_batch(origin.train), without=spared - needed)
+    if encoded.refused:
+        some = [f"record {row}: {why}" for row, why in sorted(encoded.refused.items())[:_SHOWN]]
+        more = len(encoded.refused) - len(some)
+        reasons = "; ".join(some) + (f"; and {more} more" if more > 0 else "")
+        raise DataError(f"{origin.train.where}: not what the model knows: {reasons}")
+    wanted = [name for name in (fitted["x"], fitted["target"]) if name in encoded.columns]
+    source = Renamed(_in_memory({name: encoded.columns[name] for name in wanted}), fitted)
+    return _only(source, fitted, dict(origin.about))
+
+
+_SHOWN = 3
+"""Refused records that an error shows."""
 
 
 def _batch(frame: Frame) -> Any:
@@ -223,7 +230,7 @@ def _in_memory(columns: Mapping[str, Values]) -> ColumnSource:
 
 
 def _column(name: str, values: Values) -> Any:
-    if isinstance(values, pa.Array):  # one that is kept as it is: as shards have it
+    if isinstance(values, pa.Array):  # a column kept as it was read: as in shards
         _, values = formed(name, values)
     if isinstance(values, Sparse):
         indices = torch.from_numpy(values.indices.astype(np.int64))
@@ -237,16 +244,29 @@ def _column(name: str, values: Values) -> Any:
     return values
 
 
-# --- reading ---
-# How new records are read for a model of prepared data: as its recipe has read the old ones.
+def _reader_options(fitted: Mapping[str, Any], needed: Collection[str]) -> Usual:
+    """Return default options of the strict readers for records with the columns `needed`."""
+    kept: Mapping[str, Mapping[str, Any]] = fitted.get("reading", {})
+    usual = {format: dict(settings) for format, settings in kept.items()}
+    for format in ("csv", "tsv"):
+        settings = usual.setdefault(format, {})
+        if "names" in settings:  # files with a header of these names are fine, too
+            settings.pop("header", None)
+        settings["types"] = dict.fromkeys(fitted["texts"], "string")
+    if _STORED in needed:
+        usual["images"] = {"stored": True}
+    return usual
+
 
 _STORED = "image"
-"""What recipes call images that nobody has decoded yet; one that reads pixels says `x`."""
+"""The column of images in their stored, undecoded form. Images decoded by the reader are `x`."""
 
 
-def settings_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By format: what all inputs of a recipe say alike. Where they differ, new records cannot tell
-    which of them they are like."""
+def _shared_settings(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return, by format, the settings that all inputs of a recipe share.
+
+    Where inputs differ, it is unknown which of them new records are like.
+    """
     first, *others = facts["recipe"]["read"]
     alike = {
         name: value
@@ -254,7 +274,7 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if all(name in other and other[name] == value for other in others)
     }
     formats = sorted({entry["format"] for entry in facts["inputs"]})
-    # Not which columns to read: what is needed is looked for by its name.
+    # Without `columns`: the needed columns are found by their names.
     known = {format: OPTIONS[format] - {"columns"} for format in formats}
     found = {
         format: {name: value for name, value in alike.items() if name in known[format]}
@@ -263,15 +283,9 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {format: settings for format, settings in found.items() if settings}
 
 
-def usual_options(fitted: Mapping[str, Any], needed: Collection[str]) -> Usual:
-    """Options of the readers of records that are to have the columns `needed`."""
-    kept: Mapping[str, Mapping[str, Any]] = fitted.get("reading", {})
-    usual = {format: dict(settings) for format, settings in kept.items()}
-    for format in ("csv", "tsv"):
-        settings = usual.setdefault(format, {})
-        if "names" in settings:  # files with a header of these names will do as well
-            settings.pop("header", None)
-        settings["types"] = dict.fromkeys(fitted["texts"], "string")
-    if _STORED in needed:
-        usual["images"] = {"stored": True}
-    return usual
+def target_made_of(fitted: Mapping[str, Any]) -> list[str]:
+    """Return the raw columns that the recipe makes the target of, other than the target itself."""
+    if fitted.get("kind") != PREPARED_KIND:
+        return []
+    found = Encoders.from_json(fitted["encoders"]).roots(fitted["target"])
+    return sorted(found - {fitted["target"]})

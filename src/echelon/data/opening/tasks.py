@@ -1,4 +1,13 @@
-"""Dense, text, language, table: fit / known."""
+"""Open raw data for a task: dense (vectors and images), text, language, table.
+
+Every kind has one entry point, `open_<kind>`, which works in one of two ways:
+
+    training   load ─▶ split the rows ─▶ fit on the training rows ─▶ sources of both parts
+    new data   load ─────────────────── with `fitted` of the run ─▶ one source, all held out
+
+`fitted` is plain data: everything learned from the training rows (classes, vocabulary, categories,
+means), enough to encode new data in the same way.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +25,9 @@ from echelon.core.errors import DataError, unknown
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.formats.blocks import decode, read_bytes
 from echelon.data.formats.files import format_of_name
 from echelon.data.formats.public import is_criteo, is_movielens
+from echelon.data.formats.streams import decode, read_bytes
 from echelon.data.opening.frame import (
     Classes,
     Frame,
@@ -36,23 +45,20 @@ from echelon.data.opening.frame import (
 from echelon.data.opening.load import (
     Origin,
     Splits,
-    about_parts,
     check_fitted,
     fit_moments,
-    locate,
     mean_and_std,
     open_origin,
     split_rows,
 )
-from echelon.data.opening.locate import Part
+from echelon.data.opening.locate import Part, about_parts, locate
 from echelon.data.shards.layout import read_manifest
 from echelon.data.shards.statistics import Moments
 from echelon.data.sources import ColumnSource, Subset, WindowSource
 from echelon.data.synthetic import ClickOptions, auc, make_clicks
 from echelon.data.text import TokenKind, Tokens, Vocabulary, padded, tokenise
 
-# --- dense ---
-# Vectors and images, to be classified or to give a number.
+# Dense: vectors and images
 
 TargetKind: TypeAlias = Literal["class", "number"]
 
@@ -64,21 +70,43 @@ def open_dense(
     target: TargetKind,
     fitted: Mapping[str, Any] | None = None,
 ) -> Splits:
-    """Columns `x` (float32, or uint8 images) and `y` (int64 classes, or float32).
+    """Open vectors or images, to predict a class or a number.
 
-    Images are [C, H, W]. `x` is raw: its mean and deviation are in `fitted`, for the model's
-    first layer. With `fitted` nothing is learnt again, all records are held out, and `y` is
-    absent where the target is.
+    The columns are `x` (float32, or uint8 images) and `y` (int64 classes, or float32). Images are
+    [C, H, W]. `x` is not normalized: its mean and deviation are in `fitted`, for the model's first
+    layer. With `fitted`, nothing is fitted, all records are held out, and `y` is absent if the
+    target is.
     """
     origin = open_origin(section, new=fitted is not None)
     if fitted is not None:
         check_fitted(fitted, "dense")
-        return _open_new(origin, fitted)
-    return _open_dense(section, seed, origin, _learn(section, origin, target))
+        source = _dense_source(origin.train, fitted)
+        about = {**origin.about, "held_out_rows": len(source)}
+        labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
+        return Splits(source, source, labels, shape, dict(fitted), about)
+    return _fit_dense(section, seed, origin, _fit_columns(section, origin, target))
 
 
-def _learn(section: DataSection, origin: Origin, target: TargetKind) -> dict[str, Any]:
-    """All but the moments, which need the split."""
+def _fit_dense(section: DataSection, seed: int, origin: Origin, fitted: dict[str, Any]) -> Splits:
+    y = _targets(origin.train, fitted)
+    kept = held = None
+    if origin.valid is None:
+        classes = y if fitted["target_kind"] == "class" else None
+        kept, held = split_rows(len(y), section.held_out, seed, classes)
+    raw = _chosen(_samples(origin.train, fitted, {"y": y}), kept)
+    shape = _shape(raw)
+    known = stored_figures(origin.train, fitted["features"], shape) if kept is None else None
+    fitted |= known or mean_and_std(fit_moments(raw, "x", shape))
+    fitted["shape"] = list(shape)
+    whole = _samples(origin.train, fitted, {"y": y})
+    train = _chosen(whole, kept)
+    valid = _chosen(whole, held) if origin.valid is None else _dense_source(origin.valid, fitted)
+    about = {**origin.about, "rows": len(train), "held_out_rows": len(valid)}
+    return Splits(train, valid, tuple(fitted.get("labels", ())), shape, fitted, about)
+
+
+def _fit_columns(section: DataSection, origin: Origin, target: TargetKind) -> dict[str, Any]:
+    """Return all of `fitted` but shape, mean and deviation, which need the split."""
     frame = origin.train
     name = find_target(frame, section.target)
     fitted: dict[str, Any] = {"kind": "dense", "target": name, "target_kind": target}
@@ -89,35 +117,10 @@ def _learn(section: DataSection, origin: Origin, target: TargetKind) -> dict[str
     return fitted
 
 
-def _open_dense(section: DataSection, seed: int, origin: Origin, fitted: dict[str, Any]) -> Splits:
-    y = _targets(origin.train, fitted)
-    kept = held = None
-    if origin.valid is None:
-        classes = y if fitted["target_kind"] == "class" else None
-        kept, held = split_rows(len(y), section.held_out, seed, classes)
-    raw = _chosen(_source(origin.train, fitted, {"y": y}), kept)
-    shape = _shape(raw)
-    known = stored_figures(origin.train, fitted["features"], shape) if kept is None else None
-    fitted |= known or mean_and_std(fit_moments(raw, "x", shape))
-    fitted["shape"] = list(shape)
-    whole = _source(origin.train, fitted, {"y": y})
-    train = _chosen(whole, kept)
-    valid = _chosen(whole, held) if origin.valid is None else _known_dense(origin.valid, fitted)
-    about = {**origin.about, "rows": len(train), "held_out_rows": len(valid)}
-    return Splits(train, valid, tuple(fitted.get("labels", ())), shape, fitted, about)
-
-
-def _open_new(origin: Origin, fitted: Mapping[str, Any]) -> Splits:
-    source = _known_dense(origin.train, fitted)
-    about = {**origin.about, "held_out_rows": len(source)}
-    labels, shape = tuple(fitted.get("labels", ())), tuple(fitted["shape"])
-    return Splits(source, source, labels, shape, dict(fitted), about)
-
-
-def _known_dense(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
-    """Samples of the fitted shape, with `y` if their target is there."""
+def _dense_source(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
+    """Return samples of the fitted shape, with `y` if the frame has their target."""
     known = frame.has(fitted["target"])
-    source = _source(frame, fitted, {"y": _targets(frame, fitted)} if known else {})
+    source = _samples(frame, fitted, {"y": _targets(frame, fitted)} if known else {})
     if _shape(source) != tuple(fitted["shape"]):
         raise DataError(
             f"{frame.where}: a sample has shape {list(_shape(source))}; the model is trained on "
@@ -126,7 +129,7 @@ def _known_dense(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
     return source
 
 
-def _source(frame: Frame, fitted: Mapping[str, Any], others: Mapping[str, Any]) -> BatchSource:
+def _samples(frame: Frame, fitted: Mapping[str, Any], others: Mapping[str, Any]) -> BatchSource:
     features = fitted["features"]
     return prepared(frame, features, input_maker(frame, features, fitted.get("mean")), others)
 
@@ -145,37 +148,36 @@ def _shape(source: BatchSource) -> tuple[int, ...]:
     return tuple(dense(source.gather(torch.zeros(1, dtype=torch.int64)), "x").shape[1:])
 
 
-# --- text ---
-# Texts to be classified.
+# Text
 
 MAX_LENGTH = 512
-"""Tokens of a text that are kept where the job sets no length."""
+"""Tokens kept of a text if the job sets no length."""
 _ENOUGH = 1000
-"""From so many texts on, a word that occurs once counts as unknown: that trains `unknown`."""
+"""With at least this many texts, words that occur once count as unknown, to train that token."""
 
 
 def open_text(
     section: DataSection, seed: int, *, fitted: Mapping[str, Any] | None = None
 ) -> Splits:
-    """Columns `x` (int64 token numbers [L], padded with 0) and `y` (int64 classes).
+    """Open texts, to predict a class.
 
-    With `fitted` nothing is learnt again, all records are held out, and `y` is absent where the
-    target is.
+    The columns are `x` (int64 token numbers [L], padded with 0) and `y` (int64 classes). With
+    `fitted`, nothing is fitted, all records are held out, and `y` is absent if the target is.
     """
     text = section.text if fitted is None else fitted.get("text", section.text)
-    # A text such as "007" is to be read as it stands.
+    # A text such as "007" must not be read as a number.
     types = {"types": {text: "string"}}
     origin = open_origin(section, new=fitted is not None, usual={"csv": types, "tsv": types})
     if fitted is None:
-        return _open_text(section, seed, origin)
+        return _fit_text(section, seed, origin)
     check_fitted(fitted, "text")
-    source = _new_source(origin.train, fitted)
+    source = _text_source(origin.train, fitted)
     about = {**origin.about, "held_out_rows": len(source)}
     labels, shape = tuple(fitted["labels"]), (fitted["length"],)
     return Splits(source, source, labels, shape, dict(fitted), about)
 
 
-def _open_text(section: DataSection, seed: int, origin: Origin) -> Splits:
+def _fit_text(section: DataSection, seed: int, origin: Origin) -> Splits:
     frame = origin.train
     target = find_target(frame, section.target)
     classes = Classes.fit(frame, target, origin.class_names)
@@ -185,8 +187,8 @@ def _open_text(section: DataSection, seed: int, origin: Origin) -> Splits:
     if origin.valid is None:
         kept, held = split_rows(len(frame), section.held_out, seed, y)
         learnt = tokens.take(np.isin(np.arange(len(frame)), kept.numpy()))
-    vocabulary = _learn_words(section, learnt)
-    length = _length(section, learnt.lengths)
+    vocabulary = _fit_vocabulary(section, learnt)
+    length = _text_length(section, learnt.lengths)
     fitted = {
         **{"kind": "text", "target": target, "text": section.text, "length": length},
         **{"classes": classes.values, "labels": classes.names},
@@ -198,14 +200,14 @@ def _open_text(section: DataSection, seed: int, origin: Origin) -> Splits:
     if origin.valid is None:
         train, valid = Subset(whole, kept), Subset(whole, held)
     else:
-        valid = _new_source(origin.valid, fitted)
+        valid = _text_source(origin.valid, fitted)
     about = {**origin.about, "rows": len(train), "held_out_rows": len(valid)}
     about |= {"vocabulary": len(vocabulary), "length": length}
     about["texts_cut"] = int((tokens.lengths > length).sum())
     return Splits(train, valid, tuple(classes.names), (length,), fitted, about)
 
 
-def _new_source(frame: Frame, fitted: Mapping[str, Any]) -> ColumnSource:
+def _text_source(frame: Frame, fitted: Mapping[str, Any]) -> ColumnSource:
     texts = _texts(frame, fitted["text"])
     x = Vocabulary.from_json(fitted).encode_padded(texts, fitted["length"])
     if not frame.has(fitted["target"]):
@@ -225,48 +227,48 @@ def _texts(frame: Frame, name: str) -> list[str]:
     return texts
 
 
-def _learn_words(section: DataSection, tokens: Tokens) -> Vocabulary:
-    often = tokens.kind == "words" and len(tokens.lengths) >= _ENOUGH
-    return Vocabulary.of(tokens, section.vocabulary, at_least=2 if often else 1)
+def _fit_vocabulary(section: DataSection, tokens: Tokens) -> Vocabulary:
+    twice = tokens.kind == "words" and len(tokens.lengths) >= _ENOUGH
+    return Vocabulary.of(tokens, section.vocabulary, at_least=2 if twice else 1)
 
 
-def _length(section: DataSection, lengths: np.ndarray[Any, Any]) -> int:
+def _text_length(section: DataSection, lengths: np.ndarray[Any, Any]) -> int:
     longest = int(lengths.max(initial=1))
     return max(1, min(longest, section.length or MAX_LENGTH))
 
 
-# --- language ---
-# One long text for a language model.
+# Language: one long text
 
 LENGTH = 128
-"""The context where the job sets no length."""
+"""Tokens of a window if the job sets no length."""
 HELD_OUT = 0.1
-"""The last part of the text that is kept for validation where the job does not say."""
+"""The share of the text, at its end, that is held out if the job does not set it."""
 
 
 def open_language(
     section: DataSection, seed: int, *, fitted: Mapping[str, Any] | None = None
 ) -> Splits:
-    """Windows `x` and `y` (int64 [T]) over a text of characters or bytes.
+    """Open a text for a language model that reads characters or bytes.
 
-    A window begins where the one before ends, or every `stride` tokens (an option). The last
-    part of the text is held out; with `fitted`, all of it is, and nothing is learnt again.
+    The columns are windows `x` and `y` (int64 [T]). A window begins where the previous one ends, or
+    every `stride` tokens (an option). The end of the text is held out; with `fitted`, nothing is
+    fitted and all of the text is held out.
     """
-    del seed  # a text is not shuffled before it is cut
+    del seed  # the split is not random: the end of the text is held out
     parts = locate(section, new=fitted is not None, recognise=lambda _: "text", one_text=True)
     if fitted is not None:
         check_fitted(fitted, "language")
         vocabulary = Vocabulary.from_json(fitted)
-        tokens = _number(vocabulary, _read(parts.train, vocabulary.kind))
+        tokens = _number(vocabulary, _tokens_of(parts.train, vocabulary.kind))
         source = WindowSource(tokens, fitted["length"], fitted["length"])
         about = {**about_parts(parts), "held_out_tokens": len(tokens)}
         return Splits(source, source, (), (fitted["length"],), dict(fitted), about)
-    kind = _kind(section)
-    train = _read(parts.train, kind)
+    kind = _token_kind(section)
+    train = _tokens_of(parts.train, kind)
     if parts.valid is not None:
-        valid = _read(parts.valid, kind)
+        valid = _tokens_of(parts.valid, kind)
     else:
-        train, valid = _cut(section, train)
+        train, valid = _hold_out_end(section, train)
     vocabulary = Vocabulary.of(train, section.vocabulary)
     length, stride = section.length or LENGTH, _stride(section)
     train_tokens, valid_tokens = _number(vocabulary, train), _number(vocabulary, valid)
@@ -282,7 +284,7 @@ def open_language(
     )
 
 
-def _kind(section: DataSection) -> TokenKind:
+def _token_kind(section: DataSection) -> TokenKind:
     if section.tokens == "words":
         raise DataError("data.tokens: a language model reads characters or bytes, not words")
     return section.tokens or "characters"
@@ -298,18 +300,18 @@ def _stride(section: DataSection) -> int | None:
     return stride
 
 
-def _read(part: Part, kind: TokenKind) -> Tokens:
-    """All files of a part as one text."""
+def _tokens_of(part: Part, kind: TokenKind) -> Tokens:
+    """Read all files of a part as one text."""
     content = b"".join(read_bytes(path) for path in part.paths)
     if not content:
         raise DataError(f"{part.where}: empty")
     if kind == "bytes":
-        # What is read as bytes need not be UTF-8.
+        # Without decoding: bytes need not be UTF-8.
         return Tokens(kind, np.frombuffer(content, np.uint8), np.array([len(content)]))
     return tokenise([decode(content, part.paths[0])], kind)
 
 
-def _cut(section: DataSection, tokens: Tokens) -> tuple[Tokens, Tokens]:
+def _hold_out_end(section: DataSection, tokens: Tokens) -> tuple[Tokens, Tokens]:
     kept = int(len(tokens.flat) * (1 - (section.held_out or HELD_OUT)))
     halves = tokens.flat[:kept], tokens.flat[kept:]
     first, second = (Tokens(tokens.kind, half, np.array([len(half)])) for half in halves)
@@ -320,30 +322,32 @@ def _number(vocabulary: Vocabulary, tokens: Tokens) -> Tensor:
     return torch.from_numpy(vocabulary.number(tokens).flat)
 
 
-# --- table ---
-# Tables of categories and numbers, for models over embeddings.
+# Table: named fields, or vectors `dense` and `ids` that are ready to use
 
 CHANCE = "chance"
-"""The column of a made-up log that says how likely each record is: it is not for the model."""
+"""The column of the synthetic click log with each record's true chance; models do not see it."""
+Array: TypeAlias = np.ndarray[Any, Any]
+Others: TypeAlias = Mapping[str, Array]
 
 
 def open_table(
     section: DataSection, seed: int, *, fitted: Mapping[str, Any] | None = None
 ) -> Splits:
-    """Columns `dense` (float32 [D]), `ids` (int64 [F], 0 for what was not seen) and `y` (0 or 1).
+    """Open a table of categories and numbers, to predict yes or no.
 
-    Text, booleans and what the option `categories` names are categories; the rest are numbers,
-    kept raw, the training mean in place of missing ones. The files of Criteo and MovieLens are
-    known by their form and their names. With `fitted` nothing is learnt again, all records are
-    held out, and `y` is absent where the target is.
+    The columns are `dense` (float32 [D]), `ids` (int64 [F], 0 for unseen values) and `y` (0 or 1).
+    Columns of text, booleans, and those that the option `categories` names are categories. The
+    others are numbers; they are not normalized, and missing ones become the training mean. Criteo's
+    files are recognized by their content, those of MovieLens by their names. With `fitted`, nothing
+    is fitted, all records are held out, and `y` is absent if the target is.
     """
     origin = _origin(section, new=fitted is not None)
     if fitted is None:
-        return _open_table(section, seed, origin)
+        return _fit_table(section, seed, origin)
     check_fitted(fitted, "table")
-    source = _known_table(origin.train, fitted)
+    source = _table_source(origin.train, fitted)
     about = {**origin.about, "held_out_rows": len(source)}
-    about |= _best(origin.train, np.arange(len(source)))
+    about |= _best_auc(origin.train, np.arange(len(source)))
     shape = (len(fitted["mean"]),)
     return Splits(source, source, tuple(fitted["labels"]), shape, dict(fitted), about)
 
@@ -362,7 +366,7 @@ def _recognise(path: Path) -> str | None:
     return "criteo" if known in (None, "text", "tsv") and is_criteo(path) else known
 
 
-def _open_table(section: DataSection, seed: int, origin: Origin) -> Splits:
+def _fit_table(section: DataSection, seed: int, origin: Origin) -> Splits:
     frame = origin.train
     target = find_target(frame, section.target)
     classes = Classes.fit(frame, target, origin.class_names)
@@ -376,54 +380,47 @@ def _open_table(section: DataSection, seed: int, origin: Origin) -> Splits:
     if origin.valid is None:
         kept, held = split_rows(len(frame), section.held_out, seed, y)
     learnt = (
-        learn_ready(frame, kept.numpy())
-        if is_ready(frame)
-        else learn_fields(frame, section, target, kept.numpy())
+        _fit_ready(frame, kept.numpy())
+        if _is_ready(frame)
+        else _fit_fields(frame, section, target, kept.numpy())
     )
     fitted = {"kind": "table", "target": target, **learnt}
     fitted |= {"classes": classes.values, "labels": classes.names}
-    whole = _known_table(frame, fitted)
+    whole = _table_source(frame, fitted)
     train: BatchSource = whole
     valid: BatchSource
     if origin.valid is None:
         train, valid = Subset(whole, kept), Subset(whole, held)
     else:
-        valid = _known_table(origin.valid, fitted)
+        valid = _table_source(origin.valid, fitted)
     about = {**origin.about, "rows": len(train), "held_out_rows": len(valid)}
-    about |= _best(frame, held.numpy())
+    about |= _best_auc(frame, held.numpy())
     return Splits(train, valid, tuple(classes.names), (len(fitted["mean"]),), fitted, about)
 
 
-def _known_table(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
+def _table_source(frame: Frame, fitted: Mapping[str, Any]) -> BatchSource:
     others = {}
     if frame.has(fitted["target"]):
         classes = Classes(fitted["classes"], fitted["labels"])
         others["y"] = classes.encode(frame, fitted["target"]).astype(np.float32)
-    make = ready_source if fitted["form"] == "ready" else fields_source
+    make = _ready_source if fitted["form"] == "ready" else _fields_source
     return make(frame, fitted, others)
 
 
-def _best(frame: Frame, rows: np.ndarray[Any, Any]) -> dict[str, float]:
-    """The AUC that no model can beat, where the true chances are known."""
-    if CHANCE not in frame.names or not is_ready(frame):
+def _best_auc(frame: Frame, rows: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Return the AUC that no model can beat, if the true chances are known."""
+    if CHANCE not in frame.names or not _is_ready(frame):
         return {}
     clicked = frame.array("y")[rows]
     return {"best_auc": auc(frame.array(CHANCE)[rows], clicked)}
 
 
-# --- table_forms ---
-# The two forms of a table: named fields, or vectors `dense` and `ids` that are ready to use.
-
-Array: TypeAlias = np.ndarray[Any, Any]
-Others: TypeAlias = Mapping[str, Array]
-
-
-def is_ready(frame: Frame) -> bool:
+def _is_ready(frame: Frame) -> bool:
     return {"dense", "ids"} <= set(frame.names)
 
 
-def learn_ready(frame: Frame, rows: Array) -> dict[str, Any]:
-    """Sizes of the fields, and moments of the numbers, of vectors that are ready."""
+def _fit_ready(frame: Frame, rows: Array) -> dict[str, Any]:
+    """Fit the sizes of the fields and the moments of the numbers of ready vectors."""
     if frame.stored is not None:
         highest = read_manifest(frame.stored).statistics["ids"]["max"]
     else:
@@ -438,7 +435,18 @@ def learn_ready(frame: Frame, rows: Array) -> dict[str, Any]:
     }
 
 
-def ready_source(frame: Frame, fitted: Mapping[str, Any], others: Others) -> BatchSource:
+def _ids(frame: Frame) -> Array:
+    ids = frame.array("ids")
+    if ids.ndim != 2 or ids.dtype.kind not in "iu" or ids.min() < 0:
+        raise DataError(f"{frame.where}: `ids` must hold a row of whole numbers from 0 on")
+    return ids
+
+
+def _float_dense(batch: Batch) -> Batch:
+    return {"dense": dense(batch, "dense").to(torch.float32)}
+
+
+def _ready_source(frame: Frame, fitted: Mapping[str, Any], others: Others) -> BatchSource:
     mean = torch.tensor(fitted["mean"], dtype=torch.float32)
     sizes = torch.tensor(fitted["cardinalities"])
     widths = [len(mean), len(sizes)]
@@ -456,8 +464,8 @@ def ready_source(frame: Frame, fitted: Mapping[str, Any], others: Others) -> Bat
     return prepared(frame, ["dense", "ids"], prepare, others)
 
 
-def learn_fields(frame: Frame, section: DataSection, target: str, rows: Array) -> dict[str, Any]:
-    """Categories and moments of named fields."""
+def _fit_fields(frame: Frame, section: DataSection, target: str, rows: Array) -> dict[str, Any]:
+    """Fit the categories of fields and the moments of numbers of a table of named fields."""
     features = find_features(frame, section.columns, {target})
     numbers, names = tell_apart(frame, features, section.options.get("categories", ()))
     categories = {name: learn_categories(frame, name, rows, section.vocabulary) for name in names}
@@ -472,7 +480,7 @@ def learn_fields(frame: Frame, section: DataSection, target: str, rows: Array) -
     }
 
 
-def fields_source(frame: Frame, fitted: Mapping[str, Any], others: Others) -> BatchSource:
+def _fields_source(frame: Frame, fitted: Mapping[str, Any], others: Others) -> BatchSource:
     numbers = torch.from_numpy(_matrix(frame, fitted["numbers"]))
     mean = torch.tensor(fitted["mean"], dtype=torch.float32)
     ids = category_numbers(frame, fitted["categories"])
@@ -487,14 +495,3 @@ def _matrix(frame: Frame, names: Sequence[str]) -> Array:
             raise DataError(f"{frame.where}: column {name!r} has several numbers per record")
         out[:, number] = column
     return out
-
-
-def _ids(frame: Frame) -> Array:
-    ids = frame.array("ids")
-    if ids.ndim != 2 or ids.dtype.kind not in "iu" or ids.min() < 0:
-        raise DataError(f"{frame.where}: `ids` must hold a row of whole numbers from 0 on")
-    return ids
-
-
-def _float_dense(batch: Batch) -> Batch:
-    return {"dense": dense(batch, "dense").to(torch.float32)}

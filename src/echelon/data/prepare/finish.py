@@ -19,7 +19,7 @@ from typing import Any
 
 from echelon.core.errors import DataError
 from echelon.core.files import fsync, sha256_file, write_atomic
-from echelon.data.formats.blocks import DAMAGED
+from echelon.data.formats.cutting import DAMAGED
 from echelon.data.formats.records import Source
 from echelon.data.prepare import workdir
 from echelon.data.prepare.encoders import FORMAT, LEARNT, NOTED, QUARANTINE, VERSION

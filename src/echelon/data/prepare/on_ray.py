@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.core.errors import MissingExtra, UserError
 from echelon.core.process import interrupts_wait
-from echelon.data.formats.blocks import plain_name
 from echelon.data.formats.records import Source
 from echelon.data.formats.remote import is_remote
+from echelon.data.formats.streams import plain_name
 from echelon.data.prepare.workdir import Desk
 from echelon.data.prepare.workers import Answer, Task, WorkerError, result_of
 

@@ -1,4 +1,4 @@
-"""Inputs read to their end, as the engine does it: a schema from the first block that has one."""
+"""Read inputs with the block parsers, as the engine of recipes does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echelon.data.formats.records import SIZE, Block, Input
 
 
 class Result(NamedTuple):
-    """Everything that was found in some inputs."""
+    """Records, bad records, schema and blocks of some inputs."""
 
     rows: list[dict[str, Any]]
     places: list[tuple[str, int]]
@@ -29,8 +29,8 @@ class Result(NamedTuple):
     def read(self) -> int:
         return len(self.rows) + sum(bad.records for bad in self.bad)
 
-    def told(self) -> list[str]:
-        """What is said of bad records, with the names of files alone."""
+    def messages(self) -> list[str]:
+        """Return `FILE:LINE: reason` of all bad records, with the name of the file alone."""
         return [f"{Path(bad.file).name}:{bad.line}: {bad.reason}" for bad in self.bad]
 
     def column(self, name: str) -> list[Any]:

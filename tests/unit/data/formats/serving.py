@@ -1,8 +1,8 @@
-"""A web server on loopback whose ways are chosen by the first part of a path.
+"""A web server on loopback; the first part of a path selects how it misbehaves.
 
-/plain/ keeps to the rules, with ranges; /whole/ has no ranges; /chunked/ does not tell a length;
-/short/ breaks off halfway; /closing/ does so where nothing but the length tells it; /403/ and the
-like answer with that number. Behind them come files of a folder.
+/plain/ is correct and supports ranges; /whole/ has no ranges; /chunked/ sends no length; /short/
+breaks off halfway; /closing/ does so in a way that only the length reveals; /403/ and the like
+answer with that status. The rest of the path is a file below a folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 
 class Server(ThreadingHTTPServer):
-    """Knows what it was asked for: method and path."""
+    """An HTTP server that records the method and path of each request in `asked`."""
 
-    daemon_threads = False  # they are waited for
+    daemon_threads = False  # so that `server_close` waits for them
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -38,14 +38,14 @@ class Server(ThreadingHTTPServer):
         return line, address
 
     def server_close(self) -> None:
-        """Also to those who would ask for more."""
+        """Close the connections of clients that keep them open, too."""
         for line in self._lines:
             with suppress(OSError):  # gone already
                 line.shutdown(SHUT_RDWR)
         super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that have heard enough are no fault."""
+        """Ignore clients that close the connection early."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Tests say what is wrong."""
+        """Log nothing: tests check the requests themselves."""
 
     def _answer(self, *, body: bool) -> None:
         self.server.asked.append((self.command, self.path))

@@ -1,4 +1,4 @@
-"""Files on web servers that do not do all that one would wish, and files in archives."""
+"""Files on web servers that lack features or fail, and files in archives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 
 from echelon.core.errors import DataError, MissingExtra, UserError
 from echelon.data.formats import remote
-from echelon.data.formats import remote as reached
 from echelon.data.formats.files import sources
 from echelon.data.formats.records import Input
 from echelon.data.formats.remote import Unreachable
@@ -41,7 +40,7 @@ def _loop() -> None:
 @pytest.fixture(autouse=True)
 def _forgetting() -> Iterator[None]:
     yield
-    reached.forget()
+    remote.forget()
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_nothing_that_was_fetched_is_kept(server: Server) -> None:
     before = _temporary()
     collect(f"{server.url}/chunked/a.parquet")
     assert len(_temporary()) == len(before) + 1
-    reached.forget()
+    remote.forget()
     assert _temporary() == before
 
 
@@ -135,10 +134,10 @@ def test_what_cannot_be_had_ends_it_in_one_line(
     recipe = {"read": url, "keep": ["n"], "write": {"folder": str(tmp_path / "out")}}
     with pytest.raises(DataError) as caught:
         prepare(recipe, workers=workers)
-    told = str(caught.value)
-    assert told.startswith(f"{url}: ")
-    assert why in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert message.startswith(f"{url}: ")
+    assert why in message
+    assert "\n" not in message
     assert [one.name for one in tmp_path.iterdir()] == ["served"]
 
 
@@ -207,7 +206,7 @@ def test_a_damaged_file_of_an_archive_is_damaged(folder: Path) -> None:
     content[at + 20_000 : at + 20_100] = bytes(100)
     (folder / "all.zip").write_bytes(content)
     result = collect(f"zip://in/a.csv::{folder}/all.zip")
-    assert "damaged" in result.told()[-1]
+    assert "damaged" in result.messages()[-1]
 
 
 def test_a_packed_tar_is_an_archive_too(folder: Path, server: Server) -> None:

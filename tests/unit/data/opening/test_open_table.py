@@ -1,4 +1,4 @@
-"""Tables of categories and numbers."""
+"""Tables of categories and numbers, opened for binary classification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts to be classified, and texts for language models."""
+"""Texts opened for classification and for language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Exact and near duplicates."""
+"""Exact and near duplicates: the first record stays, later ones are dropped.
+
+    blocks ─ hashes() ─▶ keys on disk (Shelf) ─ met() ─▶ pairs with equal keys ─▶ groups (Links)
+
+Workers hash every block (`Duplicates.hashes`). The parent then compares the keys of all records
+(`Duplicates.duplicates`). Exact duplicates have equal fingerprints. Near duplicates are texts that
+share a band of their MinHash signature and whose signatures agree well enough.
+
+Keys are on disk, and are compared one column at a time and, for large data, one part of their range
+at a time. So memory does not grow with the number of records.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +29,17 @@ from echelon.core.hashing import key, keys, words
 from echelon.data.hashing import fingerprints
 from echelon.data.prepare.steps import Step, is_text
 
-# --- duplicates ---
-# Records that are there before, exactly or nearly: of those alike the first stays.
-
-_PAIRS = 1 << 14
-"""Pairs compared at a time."""
-
 
 class Duplicates(Step):
-    """Drop records whose columns are those of an earlier one, or nearly so.
+    """Drop records that equal or nearly equal an earlier one.
 
-    `near` is the part of their runs of five characters that two texts share: 0.8 is one word in
-    twenty changed. Chains count: what is near a dropped record goes too.
+    `near` is the share of runs of five characters that two texts must have in common; 0.8 is about
+    one changed word in twenty. Chains count: a record near a dropped one is dropped, too.
     """
 
     kind: Literal["duplicates"] = "duplicates"
     columns: tuple[str, ...] | None = None
-    """What is compared; all columns if not given."""
+    """The columns that are compared; all if not given."""
     near: Annotated[float, Field(ge=0.3, lt=1)] | None = None
 
     def reads(self) -> list[str]:
@@ -49,7 +53,7 @@ class Duplicates(Step):
         return after
 
     def hashes(self, block: pa.RecordBatch) -> dict[str, Any]:
-        """A few numbers for each row, to compare it with all others by."""
+        """Return a few numbers for each row of a block, by which it is compared with all others."""
         names = self.columns or tuple(block.schema.names)
         chosen = [block.column(name) for name in names]
         if self.near is None:
@@ -57,14 +61,14 @@ class Duplicates(Step):
         texts = [column for column in chosen if is_text(column.type)]
         others = [column for column in chosen if not is_text(column.type)]
         bands, marks = sketched(_joined(texts), self.near)
-        if others:  # what is no text must be the same
+        if others:  # columns other than text must be equal
             bands ^= (fingerprints(others)[:, :1] >> np.uint64(32)).astype(np.uint32)
         return {"bands": bands, "marks": marks}
 
     def duplicates(self, keys: Iterable[Mapping[str, Any]], scratch: Path) -> Numbers:
-        """For each record −1, or the number of the first one it repeats.
+        """Return for each record the number of the first one that it repeats, or −1.
 
-        `keys` are what `hashes` gave of all blocks in order; memory does not grow with them.
+        `keys` are the results of `hashes` for all blocks in order. Files go to `scratch`.
         """
         scratch.mkdir(parents=True, exist_ok=True)
         return _exact(keys, scratch) if self.near is None else _near(keys, scratch, self.near)
@@ -98,14 +102,14 @@ def _near(keys: Iterable[Mapping[str, Any]], scratch: Path, near: float) -> Numb
     links = Links(marks.rows, scratch / "first")
     for shelf in bands:
         for later, first, before in met(shelf):
-            # In a large group not all pairs are looked at: other bands bring others together.
+            # Not all pairs of a large group are compared: other bands find the missing ones.
             for other in (first, before):
                 _join_alike(links, marks, other, later, near)
     return links.settled()
 
 
 def _join_alike(links: Links, marks: Shelf, left: Numbers, right: Numbers, near: float) -> None:
-    """Join the pairs that are not yet, and are near each other indeed."""
+    """Link the pairs that are not linked yet and whose texts really are near each other."""
     for start in range(0, len(left), _PAIRS):
         a, b = left[start : start + _PAIRS], right[start : start + _PAIRS]
         new = links.roots(a) != links.roots(b)
@@ -117,40 +121,29 @@ def _join_alike(links: Links, marks: Shelf, left: Numbers, right: Numbers, near:
             links.join(a[near_enough], b[near_enough])
 
 
-# --- minhash ---
-# Signatures that say how alike two texts are, and keys that bring those alike together.
-#
-# A text is the set of its shingles: runs of five characters, case and blanks aside. One hash per
-# shingle falls into one of 128 bins, and of each bin the smallest counts; the chance that two
-# texts agree in a bin is the part of their shingles that they share (Jaccard). Bins without a
-# shingle borrow from others that have one, chosen alike for all texts.
+_PAIRS = 1 << 14
+"""Pairs of records compared at a time."""
+
+
+# MinHash: keys that bring similar texts together, and marks that show how similar they are
 
 BINS = 128
 SHINGLE = 5
-_PIECE = 1 << 17
-"""Bytes at a time: what is made of them stays in the processor's cache."""
-_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
-_ROUND, _BAND, _SHINGLE = (key(0x5417, part) for part in range(3))
-_EMPTY = np.uint64(key(0x5417, 3))
 _BIN_BITS = BINS.bit_length() - 1
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHINGLE, dtype=np.uint64)
 _PAD = "\0" * SHINGLE
-
-
-def banding(near: float) -> tuple[int, int]:
-    """Bands and bins per band, so that texts `near` each other meet with a chance of 98 %.
-
-    The more bins a band has, the fewer texts meet that are not alike.
-    """
-    for rows in range(BINS // 2, 1, -1):
-        bands = min(BINS // rows, 32)
-        if 1 - (1 - near**rows) ** bands >= 0.98:
-            return bands, rows
-    return 64, 1
+_PIECE = 1 << 17
+"""Bytes of text hashed at a time, so that intermediate results stay in the processor's cache."""
+_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ROUND, _BAND, _SHINGLE = (key(0x5417, part) for part in range(3))
+_EMPTY = np.uint64(key(0x5417, 3))
 
 
 def sketched(text: Any, near: float) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Keys [rows, bands]: texts that share one are to be compared; marks [rows, BINS] for that."""
+    """Return keys [rows, bands] and marks [rows, BINS] of texts.
+
+    Texts that share a key are compared by their marks.
+    """
     plain = text.fill_null("")
     ends = np.cumsum(pc.binary_length(plain).to_numpy(zero_copy_only=False).astype(np.int64))
     found = []
@@ -167,13 +160,31 @@ def sketched(text: Any, near: float) -> tuple[NDArray[np.uint32], NDArray[np.uin
     return np.concatenate(codes), np.concatenate(marks)
 
 
+def banding(near: float) -> tuple[int, int]:
+    """Return the number of bands and of bins per band.
+
+    Texts `near` each other share a band with a probability of at least 98 %. Among such choices the
+    one with the most bins per band is taken, because then the fewest dissimilar texts share a band.
+    """
+    for rows in range(BINS // 2, 1, -1):
+        bands = min(BINS // rows, 32)
+        if 1 - (1 - near**rows) ** bands >= 0.98:
+            return bands, rows
+    return 64, 1
+
+
 def signatures(texts: list[str]) -> NDArray[np.uint64]:
-    """[rows, BINS]: of each bin the smallest hash."""
+    """Return MinHash signatures [rows, BINS]: the smallest hash of each bin.
+
+    A text is the set of its shingles: runs of five characters, ignoring case and runs of blanks.
+    One hash per shingle falls into one of 128 bins, and the smallest of each bin counts. The chance
+    that two texts agree in a bin is the share of shingles they have in common (Jaccard similarity).
+    """
     points, row = characters(texts)
     hashes = points.astype(np.uint64)
     for place in range(1, SHINGLE):
         hashes[:-place] += points[place:] * _POWERS[place]
-    # A shingle may run over its text's end into the zeros behind it, but into no other text.
+    # A shingle may reach into the zeros after its text, but not into the next text.
     at = np.flatnonzero(points)
     hashes = words(hashes[at], _SHINGLE)
     bins = row[at] * BINS
@@ -184,7 +195,7 @@ def signatures(texts: list[str]) -> NDArray[np.uint64]:
 
 
 def characters(texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The characters of all texts with zeros behind each, and which text they belong to."""
+    """Return the characters of all texts, with zeros after each text, and the text of each."""
     whole = _PAD.join(texts) + _PAD
     if whole.count("\0") != SHINGLE * len(texts):
         whole = _PAD.join([text.replace("\0", " ") for text in texts]) + _PAD
@@ -199,9 +210,9 @@ def characters(texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 def _filled(signs: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Bins without a shingle borrow of others, tried in an order that is the same for all texts."""
+    """Fill bins without a shingle from other bins, in an order that is the same for all texts."""
     has = signs != _NONE
-    signs[~has.any(1)] = _EMPTY  # texts with nothing in them are alike
+    signs[~has.any(1)] = _EMPTY  # empty texts are equal
     rows, bins = np.nonzero(~has & has.any(1)[:, None])
     for lenders in _lenders():
         if not len(rows):
@@ -215,7 +226,7 @@ def _filled(signs: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache
 def _lenders() -> tuple[NDArray[np.int64], ...]:
-    """Whom each bin asks first, second, …: at random for a while, then all one after the other."""
+    """Return the bins that each bin borrows from, in order: first random ones, then all in turn."""
     own = np.arange(BINS)
     drawn = [(keys(BINS, _ROUND, turn) % np.uint64(BINS)).astype(np.int64) for turn in range(32)]
     return (*drawn, *((own + step) % BINS for step in range(1, BINS)))
@@ -233,19 +244,16 @@ def _bands(signs: NDArray[np.uint64], near: float) -> NDArray[np.uint32]:
 
 
 def alike(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The part of their shingles that texts share, by their marks.
+    """Estimate the share of shingles that texts have in common, from their marks.
 
-    Bytes of bins that differ agree by chance in one of 256 cases, which is taken off.
+    Marks are one byte per bin. Those of different hashes agree by chance in one of 256 cases, which
+    is subtracted.
     """
     agree: NDArray[np.float64] = (left == right).mean(1)
     return np.maximum(0.0, (agree - 1 / 256) / (1 - 1 / 256))
 
 
-# --- repeats ---
-# Which records repeat an earlier one, out of keys that lie on disk.
-#
-# Keys of all records are compared one column at a time, and of a large one a part of their range
-# at a time, so memory does not grow with the number of records.
+# Equal keys on disk, and the groups they form
 
 PART = 2_000_000
 """Records sorted at a time, about."""
@@ -254,7 +262,7 @@ Numbers = NDArray[np.int64]
 
 
 class Shelf:
-    """One array on disk that grows row by row."""
+    """An array on disk that grows row by row."""
 
     def __init__(self, path: Path, dtype: Any, width: int = 1) -> None:
         self._path = path
@@ -269,7 +277,7 @@ class Shelf:
         self.rows += len(rows)
 
     def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Where each piece begins, and its rows."""
+        """Yield the array in pieces: the number of the first row, and the rows."""
         size = self._dtype.itemsize * self._width
         with self._path.open("rb") as file:
             at = 0
@@ -279,19 +287,19 @@ class Shelf:
                 at += len(piece)
 
     def taken(self, *chosen: Numbers) -> list[NDArray[Any]]:
-        """Some rows. Pages of the file that were read for it do not stay in memory."""
+        """Return the rows with these numbers. The pages read for that do not stay in memory."""
         size = self.rows * self._width * self._dtype.itemsize
         with self._path.open("rb") as file, mmap(file.fileno(), size, access=ACCESS_READ) as whole:
             rows = np.frombuffer(whole, self._dtype).reshape(self.rows, self._width)
             found = [rows[numbers] for numbers in chosen]
-            del rows  # a map that is looked at cannot be closed
+            del rows  # a map with a view on it cannot be closed
         return found
 
 
 def met(shelf: Shelf) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-    """Records with a key that an earlier one has; the first with that key, and the last before.
+    """Yield records with the key of an earlier one, the first with that key, and the one before.
 
-    Keys spread evenly: a part of their range is about that part of the records.
+    Keys are evenly distributed, so equal parts of their range hold about equally many records.
     """
     parts = max(1, -(-shelf.rows // PART))
     for part in range(parts):
@@ -307,7 +315,7 @@ def met(shelf: Shelf) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
 
 
 def _chosen(shelf: Shelf, part: int, parts: int) -> tuple[Numbers, NDArray[Any]]:
-    """Records whose key lies in this part of the range."""
+    """Return the records whose key is in this part of the range, and their keys."""
     numbers, keys = [], []
     for at, piece in shelf.pieces():
         top = np.iinfo(piece.dtype).bits
@@ -321,7 +329,8 @@ def _chosen(shelf: Shelf, part: int, parts: int) -> tuple[Numbers, NDArray[Any]]
 
 
 class Links:
-    """Which records belong together, and which of them is the first: an array on disk."""
+    """Groups of records: an array on disk of links to an earlier record of the group, −1 for
+    none."""
 
     def __init__(self, count: int, path: Path) -> None:
         self.first: Numbers = np.zeros(0, np.int64)
@@ -330,7 +339,7 @@ class Links:
             self.first[:] = -1
 
     def roots(self, numbers: Numbers) -> Numbers:
-        """The first record of each one's group, as far as it is known."""
+        """Return the first record of each record's group, as linked so far."""
         while True:
             above = self.first[numbers]
             if (above < 0).all():
@@ -338,8 +347,8 @@ class Links:
             numbers = np.where(above < 0, numbers, above)
 
     def join(self, left: Numbers, right: Numbers) -> None:
-        """These belong together pairwise."""
-        # Imported on use: few recipes look for duplicates.
+        """Link each record of `left` with the one of `right` at the same place."""
+        # Imported on use: few recipes look for near duplicates.
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -349,13 +358,15 @@ class Links:
         links = np.ones(len(left), np.int8)
         graph = coo_array((links, pair), shape=(len(names), len(names)))
         _, group = connected_components(graph, directed=False)
-        _, leaders = np.unique(group, return_index=True)  # names are in order: the smallest
+        _, leaders = np.unique(
+            group, return_index=True
+        )  # names are sorted, so this is the smallest
         first = names[leaders][group]
         later = first < names
         self.first[names[later]] = first[later]
 
     def settled(self) -> Numbers:
-        """For each record −1, or the first of its group."""
+        """Return for each record the first of its group, or −1 if it is that first one."""
         for start in range(0, len(self.first), _READ):
             part = self.first[start : start + _READ]
             linked = np.flatnonzero(part >= 0)

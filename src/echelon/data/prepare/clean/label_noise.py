@@ -1,10 +1,8 @@
-"""Doubtful labels.
+"""Doubtful labels: those that a model disagrees with which has not seen the record.
 
-Labels that look wrong: those a model disagrees with that has not seen the record.
-
-Records fall into folds by their text, so those alike are never on both sides. For every fold a
-linear model over hashed words is trained on a sample of the others, and says of each record of
-its own fold what its label should be. Nothing is dropped.
+Records are divided into folds by their text, so equal texts are always in the same fold. For every
+fold a linear model over hashed words is trained on a sample of the other folds. It predicts the
+labels of its own fold; a confident other label is noted. No record is dropped.
 """
 
 from __future__ import annotations
@@ -27,18 +25,16 @@ from echelon.data.prepare.steps import Cleaned, Step, gaps, is_text
 from echelon.data.prepare.text.tokenise import tokenise
 from echelon.data.prepare.workdir import Learnt
 
-# --- noise ---
-
 
 class Noise(Step):
-    """A report of labels that are probably wrong, by what a model makes of the text."""
+    """Report labels that are probably wrong, by the predictions of a model from the text."""
 
     kind: Literal["noise"] = "noise"
     label: str
     column: str
-    """The text to tell the label by."""
+    """The column of text that the model predicts the label from."""
     sure: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
-    """How likely the model must find another label before a record is noted."""
+    """The probability of another label from which on a record is noted."""
 
     @property
     def looks(self) -> int:
@@ -94,38 +90,37 @@ class Noise(Step):
         return Cleaned(block, counts={"suspected": len(noted)}, noted=noted)
 
     def _known(self, block: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Rows with a text and a label, and for all rows a number that their text alone gives."""
+        """Return the rows with a text and a label, and a hash of the text for all rows."""
         text = block.column(self.column)
         gone = gaps(text) | gaps(block.column(self.label))
         return np.flatnonzero(~gone), fingerprints([text])[:, 0]
 
 
 def _labels(column: Any) -> Any:
-    """Classes by their names, whatever their type."""
+    """Return labels of any type as text."""
     return column if pa.types.is_large_string(column.type) else column.cast(pa.large_utf8())
 
 
-# --- judges ---
-# Models that tell labels of records they have not seen.
+# Models that predict labels of records they have not seen
 
 FOLDS = 4
 SAMPLE = 40_000
-"""Records that the models are trained on, at most. A block hands over as many: with fewer, what
-the models see would hang on how the data is cut, and data of one block would hardly be seen."""
+"""Records that the models are trained on, at most. Each block contributes as many: with fewer, the
+sample would depend on how the data is cut, and data of a single block would hardly be sampled."""
 _WEIGHTS = 1 << 20
-"""Weights of one model, at most: the more classes, the fewer buckets words are hashed to."""
+"""Weights of one model, at most: with more classes, words are hashed into fewer buckets."""
 _FEWEST = 50
-"""Records that something can be told from, at least."""
+"""The smallest sample that models are trained on; with fewer records no label is noted."""
 _EPOCHS = 5
 _SHOWN = 10
+"""Pairs of mixed-up classes in the report."""
 _FAR = 50.0
-"""A score beyond it is as good as certain; its exponential is still a number."""
-
+"""Scores are clipped here: the probability is practically 1, and the exponential still finite."""
 Floats = NDArray[np.float32]
 
 
 class Sample:
-    """Records to train on: those with the smallest numbers, so any order of blocks gives them."""
+    """The records to train on: those with the smallest hashes, in whichever order blocks come."""
 
     def __init__(self) -> None:
         self._labels: list[str] = []
@@ -146,7 +141,7 @@ class Sample:
         self._order = [self._order[row] for row in best]
 
     def models(self, sure: float) -> Learnt:
-        """A model for every fold, trained on the others, and what they say of the sample."""
+        """Train a model for every fold on the other folds; return them and a report."""
         self._keep(SAMPLE)
         classes, y = np.unique(np.array(self._labels, object), return_inverse=True)
         if len(y) < _FEWEST or len(classes) < 2:
@@ -165,23 +160,11 @@ class Sample:
         }
 
 
-def judged(bag: Bag, fold: NDArray[np.uint64], weights: Floats, bias: Floats) -> Floats:
-    """How likely each class is for each record, by the model that has not seen its fold."""
-    rows = matrix(bag, weights.shape[2])
-    out = np.empty((rows.shape[0], weights.shape[1]), np.float32)
-    for one in range(len(weights)):
-        mine = np.flatnonzero(fold == np.uint64(one))
-        score = np.clip(rows[mine] @ weights[one].T + bias[one], -_FAR, _FAR)
-        chance = 1 / (1 + np.exp(-score))
-        out[mine] = chance / chance.sum(1, keepdims=True)
-    return out
-
-
 def _fitted(
     bag: Bag, y: NDArray[np.int64], seen: NDArray[np.bool_], classes: int, width: int
 ) -> tuple[Floats, Floats]:
-    """Weights [classes, width] and bias [classes] of a model, one class against the others each."""
-    # Imported on use: it takes a second, and few recipes ask for it.
+    """Train a one-against-rest model; return its weights [classes, width] and bias [classes]."""
+    # Imported on use: the import takes a second, and few recipes need it.
     from sklearn.linear_model import SGDClassifier
 
     weights = np.zeros((classes, width), np.float32)
@@ -201,7 +184,7 @@ def _fitted(
 
 
 def _report(classes: Any, y: NDArray[np.int64], likely: Floats, sure: float) -> dict[str, Any]:
-    """What was found in the sample: how often the models agree, and which classes are mixed up."""
+    """Return how often the models agree with the labels of the sample, and the mixed-up classes."""
     best = likely.argmax(1)
     suspect = (best != y) & (likely.max(1) >= sure)
     mixed = Counter(sorted(zip(y[suspect].tolist(), best[suspect].tolist(), strict=True)))
@@ -216,24 +199,35 @@ def _report(classes: Any, y: NDArray[np.int64], likely: Floats, sure: float) -> 
     }
 
 
-# --- bag ---
-# Texts as rows of hashed words, for a quick model of any language.
+def judged(bag: Bag, fold: NDArray[np.uint64], weights: Floats, bias: Floats) -> Floats:
+    """Return the chance of each class [rows, classes], by the model that has not seen the row."""
+    rows = matrix(bag, weights.shape[2])
+    out = np.empty((rows.shape[0], weights.shape[1]), np.float32)
+    for one in range(len(weights)):
+        mine = np.flatnonzero(fold == np.uint64(one))
+        score = np.clip(rows[mine] @ weights[one].T + bias[one], -_FAR, _FAR)
+        chance = 1 / (1 + np.exp(-score))
+        out[mine] = chance / chance.sum(1, keepdims=True)
+    return out
+
+
+# Texts as rows of hashed words
 
 BUCKETS = 1 << 16
 _PAIR = key(0xBA6)
 _IDEOGRAPHS = 0x2E80
-"""From here on words are not parted by blanks: pairs of characters stand for them."""
+"""From this code point on, text has no blanks between words: pairs of characters replace words."""
 
 
 class Bag(NamedTuple):
-    """Row i has the buckets `buckets[offsets[i]:offsets[i + 1]]`, as often as they occur."""
+    """Texts as bags of hashed words; row i has `buckets[offsets[i]:offsets[i + 1]]`."""
 
     buckets: NDArray[np.int32]
     offsets: NDArray[np.int64]
 
 
 def bagged(text: Any) -> Bag:
-    """The words of a column of text, and its pairs of ideographs."""
+    """Return the hashed words, and the hashed pairs of ideographs, of a column of text."""
     tokens = tokenise(text, "words")
     found, rows = hashes(tokens.terms)[tokens.codes], tokens.rows().astype(np.int64)
     points, of = characters(text.fill_null("").to_pylist())
@@ -255,15 +249,15 @@ def joined(rows: list[NDArray[np.int32]]) -> Bag:
 
 
 def matrix(bag: Bag, width: int) -> Any:
-    """A sparse matrix with rows of length one; `width` is a power of two, at most BUCKETS."""
+    """Return a sparse matrix with rows of norm one; `width` is a power of two, at most BUCKETS."""
     from scipy.sparse import csr_array
 
     count = len(bag.offsets) - 1
-    # scikit-learn takes no offsets of 64 bits.
+    # scikit-learn does not support 64-bit offsets.
     parts = np.ones(len(bag.buckets), np.float32), bag.buckets & (width - 1)
     rows = csr_array((*parts, bag.offsets.astype(np.int32)), (count, width))
     rows.sum_duplicates()
-    # With the root of how often a word occurs, the squares of a row add up to its words.
+    # The root of a word's share of the row: then the squares of a row add up to one.
     words = np.repeat(np.diff(bag.offsets), np.diff(rows.indptr))
     rows.data = np.sqrt(rows.data / words, dtype=np.float32)
     return rows

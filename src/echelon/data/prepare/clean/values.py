@@ -1,4 +1,8 @@
-"""Missing, range, types, length, text."""
+"""Cleaning steps that check and change the values of columns: missing, range, types, length, text.
+
+A step drops records, with a reason for each, or replaces values. Only `Missing` with a mean or a
+median needs a pass over all records before (`look` and `learn`); the other steps look at one block.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +33,24 @@ from echelon.data.prepare.steps import (
 )
 from echelon.data.prepare.workdir import Learnt
 
-# --- missing ---
-# Values that are missing: records go, or something stands in for them.
+# Missing values
 
 SUFFIX = "_missing"
-"""What an indicator's name ends in."""
+"""The end of an indicator column's name."""
 
 
 class Missing(ColumnStep):
-    """What becomes of records without a value: a null, NaN, or a text with nothing in it.
+    """Drop or fill missing values: nulls, NaN and empty texts.
 
-    Numbers that a mean, a median or a fraction stands in for become float64.
+    Integer columns become float64 if a mean, a median or a fraction is filled in.
     """
 
     kind: Literal["missing"] = "missing"
     how: Literal["drop", "constant", "mean", "median"] = "drop"
     value: bool | int | float | str | None = None
-    """What stands in, with how: constant."""
+    """The value to fill in, with how: constant."""
     indicator: bool = False
-    """Add a column `<column>_missing` that says where a value was missing."""
+    """Add a boolean column `<column>_missing`, true where a value was missing."""
 
     types: ClassVar[str] = "numbers, for a mean or a median"
     passes: ClassVar[int] = 1
@@ -137,12 +140,15 @@ class Missing(ColumnStep):
         return Cleaned(block, counts={"filled": filled})
 
     def _filled(self, kind: pa.DataType) -> pa.DataType:
-        """The type of a column after it: whole numbers have no room for a fraction."""
+        """Return the type of a column after filling: integers cannot hold a fraction."""
         fraction = isinstance(self.value, float) and self.value % 1 > 0
         return pa.float64() if self.looks or (fraction and pa.types.is_integer(kind)) else kind
 
     def _constant(self, name: str, kind: pa.DataType) -> Any:
-        """The value as one of the column's own; Arrow would cut some, and make others infinite."""
+        """Return the constant in the column's type after filling.
+
+        Refuse values that the type cannot hold; Arrow would truncate some and make others infinite.
+        """
         filled = self._filled(kind)
         try:
             value = pa.scalar(self.value, filled)
@@ -156,12 +162,12 @@ class Missing(ColumnStep):
 
 
 def _same(number: float, value: Any) -> bool:
-    """Whether it is still that number, as near as its type has one."""
+    """Return whether a float was converted to a number type without becoming infinite."""
     return is_number(value.type) and math.isinf(value.as_py()) == math.isinf(number)
 
 
 def _floats(column: Any) -> Any:
-    """The nearest ones: not every whole number beyond 2^53 is one."""
+    """Cast to the nearest float64; not every integer beyond 2^53 has an exact one."""
     return column.cast(pa.float64(), safe=False)
 
 
@@ -188,12 +194,72 @@ def _medians(
     return {name: median.value() for name, median in medians.items()}
 
 
-# --- range ---
-# Numbers that are out of range.
+_BITS = 16
+_CHUNK = 1 << 20
+_SIGN = np.uint64(1 << 63)
+
+
+class Median:
+    """The exact median of more numbers than fit into memory.
+
+    The numbers go to a file; `value` is a radix search by sixteen bits at a time. Floats sort like
+    their bits as unsigned integers, after all bits of negative ones and the sign of the others are
+    flipped. Four passes over the file count the numbers by their next sixteen bits, among those
+    that share the bits found so far; the counts give the next bits of the median.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+        path.write_bytes(b"")
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        with self._path.open("ab") as file:
+            file.write(np.ascontiguousarray(values, np.float64).tobytes())
+        self._count += len(values)
+
+    def value(self) -> float | None:
+        """Return the median, the mean of the two middle numbers if their count is even, or None."""
+        if not self._count:
+            return None
+        low, high = self._at((self._count - 1) // 2), self._at(self._count // 2)
+        middle = (low + high) / 2  # rounded once; low + (high - low) / 2 would round twice
+        return middle if np.isfinite(middle) else low / 2 + high / 2
+
+    def _at(self, place: int) -> float:
+        """Return the number at this place of the sorted numbers, from 0."""
+        found = 0
+        for shift in range(64 - _BITS, -1, -_BITS):
+            counts = np.zeros(1 << _BITS, np.int64)
+            for keys in self._keys():
+                # A shift by 64 bits is undefined; in the first pass all numbers are candidates.
+                same = (
+                    keys if shift == 64 - _BITS else keys[keys >> np.uint64(shift + _BITS) == found]
+                )
+                part = (same >> np.uint64(shift)) & np.uint64((1 << _BITS) - 1)
+                counts += np.bincount(part.astype(np.int64), minlength=1 << _BITS)
+            below = np.cumsum(counts)
+            digit = int(np.searchsorted(below, place, side="right"))
+            place -= int(below[digit - 1]) if digit else 0
+            found = found << _BITS | digit
+        return float(_float(np.array([found], np.uint64))[0])
+
+    def _keys(self) -> Iterator[NDArray[np.uint64]]:
+        with self._path.open("rb") as file:
+            while chunk := file.read(8 * _CHUNK):
+                bits = np.frombuffer(chunk, np.uint64)
+                yield np.where(bits & _SIGN, ~bits, bits | _SIGN)
+
+
+def _float(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    return np.where(keys & _SIGN, keys & ~_SIGN, ~keys).view(np.float64)
+
+
+# Numbers out of range
 
 
 class Range(ColumnStep):
-    """Limits on numbers; what is missing is within every range."""
+    """Limits on numbers: drop, clip or empty values outside. Missing values are always within."""
 
     kind: Literal["range"] = "range"
     min: float | None = None
@@ -221,7 +287,7 @@ class Range(ColumnStep):
         return after
 
     def _check_limits(self, name: str, kind: pa.DataType) -> None:
-        """Nothing can be moved to a limit that the type has no number for."""
+        """Refuse to clip integers to a limit outside the range of their type."""
         known = np.iinfo(kind.to_pandas_dtype())
         for word, limit, beyond in (
             ("min", self.min, self.min is not None and self.min > known.max),
@@ -241,8 +307,8 @@ class Range(ColumnStep):
             for gone, limit, word in self._outside(column):
                 if self.how == "drop":
                     for row in np.flatnonzero(gone).tolist():
-                        told = f"{name!r} is {column[row].as_py()}: {word} {limit:g}"
-                        reasons.setdefault(row, told)
+                        reason = f"{name!r} is {column[row].as_py()}: {word} {limit:g}"
+                        reasons.setdefault(row, reason)
                 elif gone.any():
                     changed += int(gone.sum())
                     value = self._stand_in(column.type, limit, word)
@@ -251,7 +317,7 @@ class Range(ColumnStep):
         return without(block, reasons, changed=changed)
 
     def _outside(self, column: Any) -> Iterator[tuple[NDArray[np.bool_], float, str]]:
-        """Which values are beyond which limit."""
+        """Yield, for each limit: the mask of values beyond it, the limit, a word for reasons."""
         wide = column.cast(pa.float64(), safe=False)
         if self.min is not None:
             yield mask(pc.less(wide, self.min)), self.min, "below"
@@ -266,12 +332,14 @@ class Range(ColumnStep):
         return pa.scalar(limit, kind)
 
 
-# --- types ---
-# Columns of one type as columns of another: what does not fit is dropped, or missing.
+# Types
 
 
 class Types(ColumnStep):
-    """Change the type of columns. Texts are trimmed first, and an empty one is missing."""
+    """Change the type of columns. Values that do not fit are dropped with their record, or missing.
+
+    Texts that become another type are trimmed first, and an empty text is missing.
+    """
 
     kind: Literal["types"] = "types"
     to: str
@@ -294,19 +362,18 @@ class Types(ColumnStep):
             fitted, wrong = fit(column, kind)
             if self.how == "drop":
                 for row in np.flatnonzero(wrong).tolist():
-                    told = f"{name!r} is {column[row].as_py()!r}: not of type {self.to}"
-                    reasons.setdefault(row, told)
+                    reason = f"{name!r} is {column[row].as_py()!r}: not of type {self.to}"
+                    reasons.setdefault(row, reason)
             emptied += int(wrong.sum())
             block = replaced(block, name, fitted)
         return without(block, reasons, emptied=emptied if self.how == "missing" else 0)
 
 
-# --- length ---
-# Texts and lists that are too short or too long.
+# Lengths of texts and lists
 
 
 class Length(ColumnStep):
-    """Limits on the length of a text or a list; what is missing has none."""
+    """Limits on the length of texts and lists; missing values have no length and are kept."""
 
     kind: Literal["length"] = "length"
     min: Annotated[int, Field(ge=0)] | None = None
@@ -356,7 +423,7 @@ class Length(ColumnStep):
 
 
 def _lengths(column: Any) -> NDArray[np.int64]:
-    """In characters or items; −1 where the value is missing."""
+    """Return lengths in characters or items, −1 for missing values."""
     text = is_text(column.type)
     lengths = pc.utf8_length(column) if text else pc.list_value_length(column)
     return np.asarray(lengths.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
@@ -372,29 +439,22 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-# --- text ---
-# Text as it should be: no mark-up, one form of every character, single spaces.
-
-_HIDDEN = r"(?is)<!--.*?-->|<script\b.*?</script\s*>|<style\b.*?</style\s*>"
-_TAG = r"</?[a-zA-Z][^<>]*>"
-_BLANKS = r"[\s\p{Z}\p{Cc}]+"
-# Any blank that is not a single plain space: most texts have none, and are left as they are.
-_ODD_BLANK = r"[^\P{Z} ]|\p{Cc}|[\s\p{Z}]{2}"
+# Normal form of texts
 
 
 class Text(ColumnStep):
-    """Normalise a column of text; every setting is one thing done, in the order they stand here."""
+    """Normalize columns of text. Each setting is one change, applied in the order below."""
 
     kind: Literal["text"] = "text"
     html: bool = False
-    """Take out tags, comments and scripts, and put the characters that `&amp;` and its kin mean."""
+    """Remove tags, comments and scripts, and replace entities such as `&amp;` by characters."""
     unicode: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = "NFC"
-    """Which of several ways to write a character is used; the K forms also merge variants."""
+    """The Unicode normal form; the K forms also merge variants of a character."""
     width: bool = False
-    """Full-width letters, digits and marks, as Chinese text has them, become plain ones."""
+    """Replace full-width letters, digits and punctuation, as in Chinese text, by ASCII ones."""
     lower: bool = False
     space: bool = True
-    """Runs of blanks, line ends and control characters become one space, none at the ends."""
+    """Replace runs of blanks, line ends and control characters by one space; trim both ends."""
 
     types: ClassVar[str] = "text"
 
@@ -415,7 +475,7 @@ class Text(ColumnStep):
             text = plain(text)
         if self.unicode:
             form = self.unicode
-            other = pc.invert(pc.string_is_ascii(text))  # plain characters have one form alone
+            other = pc.invert(pc.string_is_ascii(text))  # ASCII has only one form
             text = _changed(text, other, lambda some: pc.utf8_normalize(some, form))
         if self.width:
             text = narrowed(text)
@@ -428,15 +488,20 @@ class Text(ColumnStep):
         return text
 
 
+# Any blank other than a single plain space. Most texts have none and are not touched.
+_ODD_BLANK = r"[^\P{Z} ]|\p{Cc}|[\s\p{Z}]{2}"
+_BLANKS = r"[\s\p{Z}\p{Cc}]+"
+
+
 def _changed(text: Any, where: Any, change: Callable[[Any], Any]) -> Any:
-    """The column with these rows changed, the others as they are."""
+    """Apply `change` to the rows `where`, and return the column with the other rows unchanged."""
     if not pc.any(where).as_py():
         return text
     return pc.replace_with_mask(text, where.fill_null(False), change(text.filter(where)))
 
 
 def plain(text: Any) -> Any:
-    """Without mark-up; a tag parts words, so a space stands for it."""
+    """Remove markup. A tag separates words, so a space replaces it."""
     text = _changed(text, pc.match_substring(text, "<"), _untagged)
     return _changed(text, pc.match_substring(text, "&"), _unescaped)
 
@@ -445,14 +510,19 @@ def _untagged(text: Any) -> Any:
     return pc.replace_substring_regex(pc.replace_substring_regex(text, _HIDDEN, " "), _TAG, " ")
 
 
+_HIDDEN = r"(?is)<!--.*?-->|<script\b.*?</script\s*>|<style\b.*?</style\s*>"
+_TAG = r"</?[a-zA-Z][^<>]*>"
+
+
 def _unescaped(text: Any) -> Any:
     return pa.array([html.unescape(one) for one in text.to_pylist()], text.type)
 
 
 def narrowed(text: Any) -> Any:
-    """Full-width forms, U+FF01 … U+FF5E and U+3000, as the ASCII characters they are wide forms of.
+    """Replace full-width characters (U+FF01 … U+FF5E and U+3000) by their ASCII counterparts.
 
-    All of a block at once: in UTF-8 each is three bytes, of which one stays.
+    Works on the bytes of the whole column: in UTF-8 each of these characters is three bytes, and
+    becomes one.
     """
     if pc.all(pc.string_is_ascii(text)).as_py():
         return text
@@ -485,66 +555,3 @@ def _rebuilt(rows: int, present: Any, offsets: Any, values: Any) -> Any:
         pa.large_utf8(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(values)]
     )
     return whole if present is None else pc.if_else(present, whole, pa.scalar(None, whole.type))
-
-
-# --- median ---
-# The exact median of more numbers than fit into memory.
-
-_BITS = 16
-_CHUNK = 1 << 20
-_SIGN = np.uint64(1 << 63)
-
-
-class Median:
-    """Numbers go to a file; the one in the middle is found by its bits, sixteen at a time.
-
-    Floats sort like their bits as whole numbers, once the negative ones are turned round. Four
-    times over the file: how many numbers have which next sixteen bits says in which of them the
-    middle is.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._count = 0
-        path.write_bytes(b"")
-
-    def add(self, values: NDArray[np.float64]) -> None:
-        with self._path.open("ab") as file:
-            file.write(np.ascontiguousarray(values, np.float64).tobytes())
-        self._count += len(values)
-
-    def value(self) -> float | None:
-        """The middle one, or the mean of the two in the middle; None of nothing."""
-        if not self._count:
-            return None
-        low, high = self._at((self._count - 1) // 2), self._at(self._count // 2)
-        middle = (low + high) / 2  # rounded once: a difference would be rounded too
-        return middle if np.isfinite(middle) else low / 2 + high / 2
-
-    def _at(self, place: int) -> float:
-        """The number that would stand at this place if all were in order."""
-        found = 0
-        for shift in range(64 - _BITS, -1, -_BITS):
-            counts = np.zeros(1 << _BITS, np.int64)
-            for keys in self._keys():
-                # Shifting by all 64 bits is not defined: at first all are alike.
-                same = (
-                    keys if shift == 64 - _BITS else keys[keys >> np.uint64(shift + _BITS) == found]
-                )
-                part = (same >> np.uint64(shift)) & np.uint64((1 << _BITS) - 1)
-                counts += np.bincount(part.astype(np.int64), minlength=1 << _BITS)
-            below = np.cumsum(counts)
-            digit = int(np.searchsorted(below, place, side="right"))
-            place -= int(below[digit - 1]) if digit else 0
-            found = found << _BITS | digit
-        return float(_float(np.array([found], np.uint64))[0])
-
-    def _keys(self) -> Iterator[NDArray[np.uint64]]:
-        with self._path.open("rb") as file:
-            while chunk := file.read(8 * _CHUNK):
-                bits = np.frombuffer(chunk, np.uint64)
-                yield np.where(bits & _SIGN, ~bits, bits | _SIGN)
-
-
-def _float(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    return np.where(keys & _SIGN, keys & ~_SIGN, ~keys).view(np.float64)

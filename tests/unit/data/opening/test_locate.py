@@ -1,4 +1,4 @@
-"""Which files are the training part, and which are held out."""
+"""Which files are the training part and which are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of Criteo and MovieLens."""
+"""The strict readers of the files of Criteo and MovieLens."""
 
 from __future__ import annotations
 

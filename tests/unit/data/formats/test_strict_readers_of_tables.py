@@ -1,4 +1,4 @@
-"""csv, tsv, jsonl and parquet: what is read, and what is said of a bad file."""
+"""Strict readers of csv, tsv, jsonl and parquet, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from echelon.core.errors import ConfigError, DataError
 from echelon.data import read, write_shards
-from echelon.data.formats.blocks import read_bytes
+from echelon.data.formats.streams import read_bytes
 from echelon.data.inspect import inspect
 
 

@@ -1,11 +1,10 @@
-"""Where files are cut, and that it does not matter where."""
+"""Cutting files into blocks: where, and that the result does not depend on it."""
 
 from __future__ import annotations
 
 import gzip
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.errors import DataError
-from echelon.data.formats import blocks
+from echelon.data.formats import blocks, cutting
 from echelon.data.formats.records import Input
 
 from .reading import collect
 
-cutting = import_module("echelon.data.formats.blocks")  # its package has a function of this name
 SIZES = st.integers(1, 40)
-# What matters to a scanner, far more often than chance would have it.
+# Bytes that matter to the scanner, far more often than at random.
 PIECES = st.sampled_from(
     [
         b",",
@@ -67,7 +65,7 @@ def test_any_bytes_are_read_alike_wherever_they_are_cut(
     assert len(set(places)) == len(places), "no line is told of twice"
     if cut.schema == whole.schema:
         assert (cut.rows, cut.lines) == (whole.rows, whole.lines)
-        assert set(cut.told()) == set(whole.told())
+        assert set(cut.messages()) == set(whole.messages())
 
 
 @settings(max_examples=40)
@@ -127,7 +125,7 @@ def test_a_record_without_an_end_is_passed_over(
     result = collect(path, size=1 << 10)
     assert result.column("text") == ["one", "three"]
     assert result.lines == [1, 3]
-    assert result.told() == ["a.txt:2: a record of more than 1 MiB"]
+    assert result.messages() == ["a.txt:2: a record of more than 1 MiB"]
 
 
 def test_a_quote_that_is_never_closed_costs_its_own_line(
@@ -138,7 +136,7 @@ def test_a_quote_that_is_never_closed_costs_its_own_line(
     path.write_text('a,b\n1,x\n2,"never closed\n' + "".join(f"{n},y\n" for n in range(3, 3000)))
     result = collect(path, size=1 << 9)
     assert result.column("a") == [1, *range(3, 3000)]
-    assert result.told() == ["a.csv:3: its quotes do not match"]
+    assert result.messages() == ["a.csv:3: its quotes do not match"]
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:

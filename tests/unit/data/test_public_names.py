@@ -1,4 +1,4 @@
-"""What `echelon.data` shows, and what it does not pull in."""
+"""The public names of `echelon.data`, and what importing it does not import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleaning steps that look at one record at a time, and those that look at all of them first."""
+"""Cleaning steps that check and change values: missing, range, types, length, text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batch(**columns: Any) -> Any:
 
 
 def run(one: Step, *blocks: Any, scratch: Path | None = None) -> list[Cleaned]:
-    """As the engine does: types checked, all blocks looked at, what was learnt sent, then clean."""
+    """Run a step as the engine does: all passes of `look` and `learn`, then `clean`."""
     after = one.check(dict(zip(blocks[0].schema.names, blocks[0].schema.types, strict=True)))
     learnt: dict[str, Any] = {}
     for at in range(one.looks):
@@ -223,7 +223,7 @@ def test_numbers_out_of_range_go_are_moved_or_are_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind", "told"),
+    ("limits", "kind", "message"),
     [
         ({"min": 1000}, pa.int8(), "min = 1000: column 'a' is of type int8, from -128 to 127"),
         ({"max": -1}, pa.uint8(), "max = -1: column 'a' is of type uint8, from 0 to 255"),
@@ -231,10 +231,10 @@ def test_numbers_out_of_range_go_are_moved_or_are_missing() -> None:
     ],
 )
 def test_numbers_are_not_moved_to_a_limit_that_their_type_lacks(
-    limits: dict[str, float], kind: Any, told: str
+    limits: dict[str, float], kind: Any, message: str
 ) -> None:
     block = batch(a=pa.array([1, 2], kind))
-    with pytest.raises(DataError, match=rf"step range: .*{told}"):
+    with pytest.raises(DataError, match=rf"step range: .*{message}"):
         run(step("range", column="a", how="clip", **limits), block)
     (gone,) = run(step("range", column="a", **limits), block)
     assert len(gone.dropped) == 2

@@ -1,4 +1,4 @@
-"""Paths, patterns, folders and URLs: which files they are, and what is refused."""
+"""Inputs of a recipe: the files of paths, patterns, folders and URLs, and refused inputs."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_urls_are_read_and_their_patterns_too(memory: Any) -> None:
     memory.pipe("/set/train2.csv.gz", gzip.compress(b"a,b\n3,z\n")[:-3])
     result = collect("memory://set/train*.csv.gz")
     assert result.column("a") == [1, 3]
-    assert result.told()[0] == "train1.csv.gz:3: 1 cell, but there are 2 columns"
-    assert "train2.csv.gz:3: truncated" in result.told()[1]
+    assert result.messages()[0] == "train1.csv.gz:3: 1 cell, but there are 2 columns"
+    assert "train2.csv.gz:3: truncated" in result.messages()[1]
     assert result.bad[0].file == "memory:///set/train1.csv.gz"
 
 

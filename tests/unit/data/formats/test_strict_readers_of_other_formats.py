@@ -1,4 +1,4 @@
-"""numpy, idx, images and texts: what is read, and what is said of a bad file."""
+"""Strict readers of numpy, idx, images and texts, their errors, and format detection."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_numpy_files_and_their_parts(tmp_path: Path) -> None:
 
 
 def test_numpy_files_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echelon.data.formats.arrays.CHUNK", 24)
+    monkeypatch.setattr("echelon.data.formats.arrays._BATCH", 24)
     np.save(tmp_path / "a.npy", IMAGES)
     assert [batch.num_rows for batch in read(tmp_path / "a.npy")] == [2, 2, 1]
 

@@ -1,56 +1,46 @@
-"""Open, decompress, cut into 16 MiB blocks at records."""
+"""Cut a file into blocks of about one size, each ending where a record ends.
+
+    file ─ unpacked() ─▶ pieces ─ Content ─▶ bytes on demand ─ cut_text() ─▶ blocks
+
+`cut_text` serves the block parsers of formats whose records are lines, or rows with quoted cells
+that may hold line ends. idx files use only `Content`, whole texts only `unpacked`.
+
+A file that is damaged or cut off yields blocks for all that came before the damage, and then one
+block with the fault. The strict readers open files with `streams` instead.
+"""
 
 from __future__ import annotations
 
 import bz2
-import gzip
-import io
 import lzma
-import shutil
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
-from echelon.core.errors import DataError
 from echelon.data.formats import remote, scan
 from echelon.data.formats.records import Block, Source
 
-# --- cutting ---
-# Blocks of a file whose records are lines, or rows whose quoted cells may hold lines.
-
 LONGEST = 16 << 20
-"""Bytes of the longest record: a quote that is never closed ends there."""
+"""Bytes of the longest record. Limits how far a quote that is never closed can reach."""
 SHOWN = 2000
-"""Bytes of a record that are shown when nothing can be made of it."""
-_BOM = b"\xef\xbb\xbf"
+"""Bytes kept of content that cannot be cut into records, to show them in the quarantine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """What stands before the records of a file."""
-
-    size: int = 0
-    names: tuple[str, ...] | None = None
-    fault: str | None = None
-    """Why none of its records can be read."""
-
-
-Cut: TypeAlias = Callable[[bytes, bool], tuple[int, bool]]
-"""Content that begins with a record, and whether the file ends with it → where the last whole
-record ends (0: none does), and whether its quotes are odd."""
-Head: TypeAlias = Callable[[bytes], Heading]
+def cut_into_lines(source: Source, size: int) -> Iterator[Block]:
+    """Yield the blocks of a file whose records are lines."""
+    return cut_text(source, size, lambda data, last: (scan.cut_lines(data, last), False))
 
 
 def cut_text(
     source: Source, size: int, cut: Cut, head: Head = lambda _: Heading()
 ) -> Iterator[Block]:
-    """The blocks of a file, and one for the rest if it is damaged or there is nothing in it."""
+    """Yield the blocks of a file.
+
+    A damaged or empty file ends with a block that has a `fault` and no records to parse.
+    """
     content = Content(source.file)
     try:
         yield from _Cutter(source, size, cut, content).blocks(head)
@@ -58,7 +48,27 @@ def cut_text(
         content.close()
 
 
+Cut: TypeAlias = Callable[[bytes, bool], tuple[int, bool]]
+"""`cut(content, last)` → (end, odd): where the last whole record ends (0 if none does), and whether
+quotes do not match. `content` begins with a record; `last` says that the file ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The part of a file before its first record."""
+
+    size: int = 0
+    names: tuple[str, ...] | None = None
+    fault: str | None = None
+    """Why none of its records can be read."""
+
+
+Head: TypeAlias = Callable[[bytes], Heading]
+
+
 class _Cutter:
+    """The cutting of one file: the byte and the line at which the next block begins."""
+
     def __init__(self, source: Source, size: int, cut: Cut, content: Content) -> None:
         self._source = source
         self._size = size
@@ -66,7 +76,7 @@ class _Cutter:
         self._content = content
         self._at = 0
         self._line = 1
-        # A worker reads a part of these by itself.
+        # Workers read their part of a plain local file themselves; other blocks carry their bytes.
         self._plain = not (packing(source.file) or remote.is_remote(source.file))
 
     def blocks(self, head: Head) -> Iterator[Block]:
@@ -128,7 +138,7 @@ class _Cutter:
         return block
 
     def _fault(self, fault: str, broken: int) -> Block:
-        """Nothing to parse: why, and how it begins."""
+        """Return a block that cannot be parsed, with the reason and its first bytes."""
         shown = self._content.data[:SHOWN]
         return Block(
             0,
@@ -143,8 +153,11 @@ class _Cutter:
         )
 
 
+_BOM = b"\xef\xbb\xbf"
+
+
 class Content:
-    """The content of a file, unpacked, as much at a time as is asked for."""
+    """A buffer of a file's unpacked content: `fill` appends, `take` removes from the front."""
 
     def __init__(self, file: str) -> None:
         self._file = remote.open_binary(file)
@@ -156,11 +169,11 @@ class Content:
 
     @property
     def whole(self) -> bool:
-        """Whether the file ends with `data`, as it should."""
+        """Whether `data` reaches to the end of the file, and the file is not damaged."""
         return self.ended and self.damage is None
 
     def fill(self, size: int) -> None:
-        """Have at least this much, if there is as much."""
+        """Read until `data` has at least `size` bytes or the file ends."""
         parts, have = [self.data], len(self.data)
         while have < size and not self.ended:
             piece = self._next()
@@ -173,12 +186,12 @@ class Content:
         return taken
 
     def exactly(self, size: int) -> bytes:
-        """The next bytes, fewer only at the end."""
+        """Take exactly `size` bytes; fewer only at the end of the file."""
         self.fill(size)
         return self.take(size)
 
     def skip_line(self) -> int:
-        """Pass over bytes up to the end of a line; how many they were."""
+        """Skip to the end of the current line and return the number of bytes skipped."""
         passed = 0
         while not (end := scan.first_line(self.data)) and not self.ended:
             passed += len(self.data)
@@ -201,17 +214,20 @@ class Content:
         return piece
 
 
-# --- unpack ---
-# The content of a file piece by piece, unpacked, as far as it is whole.
-#
-# A stream that is damaged or cut off gives all that came before, and then says so.
+# Unpacking: a stream that is damaged or cut off gives all that came before, and then says so
 
-Pieces: TypeAlias = Generator[bytes, None, None]
+DAMAGED = "damaged"
+"""Prefix of the fault of a stream whose bytes are wrong, not just missing at the end. The records
+before such damage are doubtful."""
+
+
+class Damaged(Exception):
+    """A packed stream is damaged or cut off; the message is the reason."""
+
+
 PIECE = 1 << 20
-_RAW = 64 << 10
-_ZSTD_READ = 16 << 10
-"""What a read that fails may have unpacked already, and loses."""
-
+"""Bytes of unpacked content per piece, about."""
+Pieces: TypeAlias = Generator[bytes, None, None]
 _UNPACKERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(31),
     ".bz2": bz2.BZ2Decompressor,
@@ -219,22 +235,15 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
 }
 PACKED = (*_UNPACKERS, ".zst")
 
-DAMAGED = "damaged"
-"""What is said first of a stream that was not just cut off."""
-
-
-class Damaged(Exception):
-    """A stream ended before its end; the message says how."""
-
 
 def packing(name: str) -> str:
-    """The suffix that says how a file is packed, or nothing."""
+    """Return the suffix of a file's compression, or an empty string."""
     lower = name.lower()
     return next((suffix for suffix in PACKED if lower.endswith(suffix)), "")
 
 
 def unpacked(file: IO[bytes], suffix: str) -> Pieces:
-    """Pieces of the content; raises `Damaged` after the last one that is whole."""
+    """Yield the unpacked content in pieces; raise `Damaged` after the last intact piece."""
     if not suffix:
         return _plain(file)
     return _zstd(file) if suffix == ".zst" else _streams(file, _UNPACKERS[suffix])
@@ -252,7 +261,7 @@ def _plain(file: IO[bytes]) -> Pieces:
 
 
 def _streams(file: IO[bytes], start: Callable[[], Any]) -> Pieces:
-    """Packed streams one after the other, as `cat a.gz b.gz` makes them."""
+    """Unpack a file that may hold several packed streams in a row, as `cat a.gz b.gz` makes it."""
     stream, begun = start(), False
     for raw in _raw(file):
         while raw or begun:
@@ -272,6 +281,10 @@ def _streams(file: IO[bytes], start: Callable[[], Any]) -> Pieces:
                 break
     if begun and not stream.eof:
         raise Damaged("truncated: its packed stream has no end")
+
+
+_RAW = 64 << 10
+"""Packed bytes handed to a decompressor at a time."""
 
 
 def _raw(file: IO[bytes]) -> Pieces:
@@ -294,128 +307,14 @@ def _zstd(file: IO[bytes]) -> Pieces:
     except OSError as error:
         if whole:
             yield b"".join(whole)
-        told = str(error).splitlines()[0]
-        cut_off = "Truncated" in told
+        reason = str(error).splitlines()[0]
+        cut_off = "Truncated" in reason
         raise Damaged(
-            "truncated: its packed stream has no end" if cut_off else f"{DAMAGED}: {told}"
+            "truncated: its packed stream has no end" if cut_off else f"{DAMAGED}: {reason}"
         ) from None
     if whole:
         yield b"".join(whole)
 
 
-# --- stream ---
-# Files as streams of bytes, compressed or not, with errors that name the file.
-
-CHUNK = 1 << 20
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError)
-
-
-def _open_zstd(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
-
-
-_OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstd,
-}
-_ARROW_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-COMPRESSED = tuple(_OPENERS)
-
-
-class Stream(io.RawIOBase):
-    """The content of a file, decompressed by its suffix.
-
-    A damaged or truncated file ends in a `DataError` that says after how many bytes; gzip and
-    its kin carry checksums, so a damage does not pass unseen.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.count = 0
-        try:
-            if path.is_dir():
-                raise DataError(f"{path}: is a folder, not a file")
-            opener = _OPENERS.get(path.suffix.lower())
-            self._inner = opener(path) if opener else path.open("rb", buffering=0)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            data = self._inner.read(len(buffer))
-        except _DAMAGE as error:
-            raise DataError(
-                f"{self.path}: damaged or truncated after {self.count} bytes: {error}"
-            ) from None
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._inner.close()
-        super().close()
-
-
-@contextmanager
-def open_stream(path: Path) -> Iterator[io.BufferedReader[Stream]]:
-    """Read a file that may be compressed."""
-    with io.BufferedReader(Stream(path), CHUNK) as reader:
-        yield reader
-
-
-@contextmanager
-def open_native(path: Path) -> Iterator[Any]:
-    """The same for Arrow's own readers, which read ahead in threads of their own.
-
-    Those threads may outlive the reader, and one that needs Python's lock while the interpreter
-    ends brings the process down. So they get streams without any Python in them; xz, which Arrow
-    does not know, is unpacked to a file first.
-    """
-    with ExitStack() as stack:
-        suffix = path.suffix.lower()
-        plain = stack.enter_context(_unpacked(path)) if suffix == ".xz" else str(path)
-        try:
-            stream = stack.enter_context(pa.OSFile(plain))
-            if suffix in _ARROW_CODECS:
-                stream = stack.enter_context(
-                    pa.CompressedInputStream(stream, _ARROW_CODECS[suffix])
-                )
-            yield stream
-        except OSError as error:
-            raise DataError(f"{path}: damaged or truncated: {error}") from None
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[str]:
-    with open_stream(path) as stream, NamedTemporaryFile(prefix="echelon-") as file:
-        shutil.copyfileobj(stream, file, CHUNK)
-        file.flush()
-        yield file.name
-
-
-def read_bytes(path: Path) -> bytes:
-    with open_stream(path) as stream:
-        return stream.read()
-
-
-def decode(content: bytes, path: Path, first_line: int = 1) -> str:
-    """UTF-8 text; bytes that are none are named by their line."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = first_line + content.count(b"\n", 0, error.start)
-        raise DataError(f"{path}:{line}: not UTF-8: {error.reason}") from None
-
-
-def plain_name(path: Path) -> str:
-    """The file's name in lower case, without a suffix that says how it is compressed."""
-    name = path.name.lower()
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name
+_ZSTD_READ = 16 << 10
+"""Bytes per read. A read that fails loses the bytes it has unpacked, so it is kept small."""

@@ -1,4 +1,4 @@
-"""csv, tsv and jsonl: every bad record is told with its line, every good one comes through."""
+"""Block parsers of csv, tsv and jsonl: all good records are read, each bad one is reported."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_csv_gives_every_good_row_and_tells_of_every_bad_one(
     assert result.rows == good
     if good:
         assert result.lines == places
-    told = [one.line for one in result.bad if one.records]
-    assert told == bad
+    messages = [one.line for one in result.bad if one.records]
+    assert messages == bad
     assert result.read == len(rows)
 
 
@@ -122,7 +122,7 @@ def test_a_jsonl_gives_every_good_object_and_tells_of_every_bad_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "messages"),
     [
         ("a.csv", b"a,b\n1,x\n2\n", ["a.csv:3: 1 cell, but there are 2 columns"]),
         ("a.csv", b"a,b\n1,x\n2,y,z\n", ["a.csv:3: 3 cells, but there are 2 columns"]),
@@ -154,14 +154,14 @@ def test_a_jsonl_gives_every_good_object_and_tells_of_every_bad_line(
     ],
 )
 def test_what_is_bad_is_said_with_file_and_line(
-    tmp_path: Path, name: str, content: bytes, told: list[str]
+    tmp_path: Path, name: str, content: bytes, messages: list[str]
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     result = collect(path, columns={"a": "int64", "b": "string"})
-    found = result.told()
-    assert len(found) == len(told), found
-    assert all(one.startswith(start) for one, start in zip(found, told, strict=True)), found
+    found = result.messages()
+    assert len(found) == len(messages), found
+    assert all(one.startswith(start) for one, start in zip(found, messages, strict=True)), found
 
 
 def test_bad_records_are_shown(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_column_missing_in_one_of_many_files_costs_that_file_alone(tmp_path: P
         (tmp_path / f"part{number}.csv").write_text(f"{header}\n{cells}\n{cells}\n")
     result = collect(tmp_path / "part*.csv")
     assert result.rows == [{"a": 1, "b": "x"}] * 6
-    assert result.told() == ["part2.csv:1: column 'b' missing: the file has a, c"]
+    assert result.messages() == ["part2.csv:1: column 'b' missing: the file has a, c"]
     assert result.bad[0].records == 2
     assert result.read == 8
 
@@ -237,7 +237,7 @@ def test_mixed_kinds_of_values_are_bad_where_the_first_block_says_otherwise(tmp_
     path = tmp_path / "a.csv"
     path.write_text("n\n" + "1\n" * 50 + "x\n" + "2\n")
     result = collect(path, size=60, header=True)
-    assert result.told() == ["a.csv:52: column 'n' is 'x': not of type int64"]
+    assert result.messages() == ["a.csv:52: column 'n' is 'x': not of type int64"]
     jsonl = tmp_path / "a.jsonl"
     jsonl.write_text('{"n": 1}\n{"n": "x"}\n{"n": 2.5}\n{"n": [1]}\n')
     mixed = collect(jsonl)
@@ -253,7 +253,7 @@ def test_half_a_surrogate_pair_makes_its_own_record_bad_alone(tmp_path: Path, at
     result = collect(tmp_path / "a.jsonl")
     assert result.column("n") == [row / 2 for row in range(5)]
     assert [bad.line for bad in result.bad] == [at + 1]
-    assert json.dumps(result.told()).encode(), "what is said of it can be written"
+    assert json.dumps(result.messages()).encode(), "what is said of it can be written"
 
 
 def test_records_of_half_pairs_alone_have_no_columns(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_rows_longer_than_what_is_parsed_at_a_time_are_read(
     (tmp_path / "a.csv").write_text("a,b\n" + "1," + "x" * 500 + "\n" + "2,y\n3\n")
     result = collect(tmp_path / "a.csv")
     assert result.column("a") == [1, 2]
-    assert result.told() == ["a.csv:4: 1 cell, but there are 2 columns"]
+    assert result.messages() == ["a.csv:4: 1 cell, but there are 2 columns"]
 
 
 def test_a_cell_of_the_first_records_may_be_longer_than_python_allows(tmp_path: Path) -> None:

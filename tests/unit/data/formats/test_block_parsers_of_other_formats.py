@@ -1,4 +1,4 @@
-"""Packed streams, parquet, folders of texts and images, idx and libsvm, whole and damaged."""
+"""Block parsers of packed files, parquet, folders of texts and images, idx and libsvm."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_damage_within_a_large_row_group_costs_what_comes_after_it(tmp_path: Pat
 def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
     twice = pa.table([[1, 2], [3, 4]], names=["a", "a"])
     result = collect(parquet(tmp_path / "a.parquet", twice), columns={"a": "int64"})
-    assert result.told() == ["a.parquet:1: two columns are called 'a'"]
+    assert result.messages() == ["a.parquet:1: two columns are called 'a'"]
     assert result.read == 2
 
 
@@ -146,7 +146,7 @@ def test_values_of_parquet_that_do_not_fit_are_bad(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", pa.table({"a": ["1", "x", "3"], "f": [1.0, 2.0, 2.5]}))
     result = collect(path, columns={"a": "int64", "f": "int64"})
     assert result.rows == [{"a": 1, "f": 1}]
-    assert result.told() == [
+    assert result.messages() == [
         "a.parquet:2: column 'a' is 'x': not of type int64",
         "a.parquet:3: column 'f' is '2.5': not of type int64",
     ]
@@ -160,7 +160,7 @@ def test_a_damaged_row_group_costs_itself_alone(tmp_path: Path) -> None:
     result = collect(path)
     assert result.column("a") == [2, 3, 4, 5]
     assert result.lines == [3, 4, 5, 6]
-    assert result.told()[0].startswith("a.parquet:1: row group 0: not a whole Parquet file")
+    assert result.messages()[0].startswith("a.parquet:1: row group 0: not a whole Parquet file")
     assert result.read == 6
 
 
@@ -171,7 +171,7 @@ def test_parquet_without_its_end_an_empty_one_and_one_that_lacks_a_column(tmp_pa
     parquet(tmp_path / "d.parquet", pa.table({"z": [1, 2, 3]}))
     result = collect(tmp_path)
     assert result.column("a") == [1, 2, 3]
-    cut, empty, lacks = result.told()
+    cut, empty, lacks = result.messages()
     assert cut.startswith("b.parquet:1: not a whole Parquet file")
     assert empty == "c.parquet:1: empty: it has no records"
     assert lacks == "d.parquet:1: column 'a' missing: the file has z"
@@ -184,7 +184,7 @@ def test_text_in_parquet_that_is_not_utf8_is_bad(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", pa.table({"t": text}), 10)
     result = collect(path)
     assert result.column("t") == ["a", "c"]
-    assert result.told() == ["a.parquet:2: column 't' is not UTF-8"]
+    assert result.messages() == ["a.parquet:2: column 't' is not UTF-8"]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_bad_documents_are_named(texts: Path) -> None:
     (texts / "good" / "4.txt").write_bytes(b"")
     (texts / "good" / "5.txt.gz").write_bytes(gzip.compress(b"x" * 99)[:-4])
     result = collect(texts)
-    assert result.told() == [
+    assert result.messages() == [
         "3.txt:2: not UTF-8",
         "4.txt:1: empty",
         "5.txt.gz:1: truncated: its packed stream has no end",
@@ -231,7 +231,7 @@ def test_lines_are_read_whatever_ends_them_and_empty_ones_are_none(tmp_path: Pat
     result = collect(path)
     assert result.column("text") == ["one", "two", "four"]
     assert result.lines == [1, 3, 6]
-    assert result.told() == ["a.txt:5: not UTF-8"]
+    assert result.messages() == ["a.txt:5: not UTF-8"]
 
 
 def test_images_are_checked_and_keep_their_bytes(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_images_are_checked_and_keep_their_bytes(tmp_path: Path) -> None:
     result = collect(tmp_path / "set")
     assert result.column("label") == ["cat", "cat", "dog", "dog"]
     assert result.column("image")[1] == whole
-    cut, other, empty = result.told()
+    cut, other, empty = result.messages()
     assert cut.startswith("3.jpg:1: not a readable image: ")
     assert other == "4.png:1: not an image of a known format"
     assert empty == "5.png:1: empty"
@@ -276,12 +276,12 @@ def test_idx_that_ends_early_tells_how_many_records_are_lost(tmp_path: Path) -> 
     content = idx(tmp_path / "a.idx", np.zeros((5, 2, 3)))
     (tmp_path / "a.idx").write_bytes(content[:-8])
     result = collect(tmp_path / "a.idx")
-    assert result.told() == ["a.idx:4: the file ends before record 4 of 5: truncated"]
+    assert result.messages() == ["a.idx:4: the file ends before record 4 of 5: truncated"]
     assert (len(result.rows), result.read) == (3, 5)
     idx(tmp_path / "train-images-idx3-ubyte", np.zeros((4, 2, 3)))
     idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(3))
     result = collect(tmp_path / "train-images-idx3-ubyte")
-    assert "the labels end before record 4 of 4" in result.told()[0]
+    assert "the labels end before record 4 of 4" in result.messages()[0]
     assert (len(result.rows), result.read) == (3, 4)
 
 
@@ -296,7 +296,7 @@ def test_idx_that_ends_early_tells_how_many_records_are_lost(tmp_path: Path) -> 
 )
 def test_a_file_that_is_no_idx_is_said(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.idx").write_bytes(content)
-    assert collect(tmp_path / "a.idx").told() == [f"a.idx:1: {reason}"]
+    assert collect(tmp_path / "a.idx").messages() == [f"a.idx:1: {reason}"]
 
 
 SVM = b"1 1:0.5 3:2\n-1 2:1e-3 # a comment\n# nothing else\n\n+1\n  2\t7:1  \n"
@@ -324,7 +324,7 @@ def test_every_kind_of_bad_line_of_libsvm_is_told(tmp_path: Path) -> None:
     )
     result = collect(Input(path=str(tmp_path / "a.svm"), width=5))
     assert result.lines == [1, 8]
-    assert result.told() == [
+    assert result.messages() == [
         "a.svm:2: '2:x' is not `index:value`",
         "a.svm:3: index of '0:3': indices go from 1 to 5",
         "a.svm:4: label 'foo' is not a number",
