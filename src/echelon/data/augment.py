@@ -21,22 +21,6 @@ from echelon.core.errors import TaskError
 from echelon.core.interfaces import Augment, Draws
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.loader import OwnDraws
-
-# --- compose ---
-# One augmentation after another.
-
-
-@dataclass(frozen=True)
-class Compose:
-    """One after the other, each with random numbers of its own."""
-
-    parts: Sequence[Augment]
-
-    def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        for index, part in enumerate(self.parts):
-            batch = part(batch, OwnDraws(draws, index, len(self.parts)))
-        return batch
 
 
 def from_section(section: AugmentSection) -> Augment | None:
@@ -53,8 +37,31 @@ def from_section(section: AugmentSection) -> Augment | None:
     return Compose(tuple(parts)) if parts else None
 
 
-# --- images ---
-# Augmentation of images [B, H, W] or [B, C, H, W], of bytes or floats.
+@dataclass(frozen=True)
+class Compose:
+    """One after the other, each with random numbers of its own."""
+
+    parts: Sequence[Augment]
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        for index, part in enumerate(self.parts):
+            batch = part(batch, OwnDraws(draws, index, len(self.parts)))
+        return batch
+
+
+class OwnDraws:
+    """Every `count`-th draw of another: so `count` users of one `Draws` never share a number."""
+
+    def __init__(self, draws: Draws, index: int, count: int) -> None:
+        self._draws = draws
+        self._index = index
+        self._count = count
+
+    def uniform(self, draw: int) -> Tensor:
+        return self._draws.uniform(draw * self._count + self._index)
+
+
+# Images
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,16 @@ class Crop:
         padded = pad(x, (self.padding,) * 4)
         planes = padded.view(B, -1, *padded.shape[-2:])
         return {**batch, "x": _windows(planes, top, left, (H, W)).view(x.shape)}
+
+
+def _windows(planes: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """A window of this size from each image of [B, C, ·, ·] planes, as a gather of whole lines."""
+    B, C, high, wide = planes.shape
+    H, W = size
+    lines = planes.as_strided((planes.numel() - W + 1, W), (1, 1))
+    plane = torch.arange(B * C, device=planes.device).view(B, C, 1) * high
+    line = plane + top.view(B, 1, 1) + torch.arange(H, device=planes.device)
+    return lines.index_select(0, (line * wide + left.view(B, 1, 1)).view(-1))
 
 
 @dataclass(frozen=True)
@@ -109,21 +126,6 @@ class Cutout:
         return (line >= 0) & (line < self.size)
 
 
-def _windows(planes: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """A window of this size from each image of [B, C, ·, ·] planes, as a gather of whole lines."""
-    B, C, high, wide = planes.shape
-    H, W = size
-    lines = planes.as_strided((planes.numel() - W + 1, W), (1, 1))
-    plane = torch.arange(B * C, device=planes.device).view(B, C, 1) * high
-    line = plane + top.view(B, 1, 1) + torch.arange(H, device=planes.device)
-    return lines.index_select(0, (line * wide + left.view(B, 1, 1)).view(-1))
-
-
-def _whole(drawn: Tensor, count: int) -> Tensor:
-    """One of `count` whole numbers. The product of a draw just below 1 may round up to `count`."""
-    return (drawn * count).long().clamp_(max=count - 1)
-
-
 def _images(batch: Batch, what: str) -> Tensor:
     x = dense(batch, "x")
     if x.ndim not in (3, 4):
@@ -133,8 +135,12 @@ def _images(batch: Batch, what: str) -> Tensor:
     return x
 
 
-# --- mixup ---
-# Augmentation that blends samples with one another.
+def _whole(drawn: Tensor, count: int) -> Tensor:
+    """One of `count` whole numbers. The product of a draw just below 1 may round up to `count`."""
+    return (drawn * count).long().clamp_(max=count - 1)
+
+
+# Blending samples
 
 
 @dataclass(frozen=True)
@@ -180,8 +186,7 @@ def _blend(own: Tensor, other: Tensor, share: Tensor) -> Tensor:
     return mixed.to(own.dtype) if own.is_floating_point() else mixed.round_().to(own.dtype)
 
 
-# --- normalise ---
-# Inputs of mean 0 and deviation 1.
+# Scaling
 
 
 class Normalise:

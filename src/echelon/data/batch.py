@@ -14,13 +14,14 @@ from torch.utils.dlpack import from_dlpack
 from echelon.core.errors import DataError, TaskError
 from echelon.core.types import Batch, Column, Sparse
 
-# --- batch ---
-# What can be done to a batch as a whole.
-
 
 def size(batch: Batch) -> int:
     """How many samples it holds."""
     return length(next(iter(batch.values())))
+
+
+def nbytes(batch: Batch) -> int:
+    return sum(column_nbytes(column) for column in batch.values())
 
 
 def dense(batch: Batch, name: str) -> Tensor:
@@ -31,10 +32,6 @@ def dense(batch: Batch, name: str) -> Tensor:
     if isinstance(column, Sparse):
         raise TaskError(f"column {name!r} is sparse where a dense one is needed")
     return column
-
-
-def nbytes(batch: Batch) -> int:
-    return sum(column_nbytes(column) for column in batch.values())
 
 
 def split(batch: Batch, sizes: Iterable[int]) -> list[Batch]:
@@ -62,11 +59,7 @@ def pin(batch: Batch) -> Batch:
     return {name: pin_column(column) for name, column in batch.items()}
 
 
-# --- column ---
-# What can be done to one column, dense or sparse, without looking at single samples.
-
-# torch has no index_select for vectors of these; the bits are the same as those of a signed type.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+# One column, dense or sparse
 
 
 def as_column(name: str, values: Any) -> Column:
@@ -83,6 +76,28 @@ def as_column(name: str, values: Any) -> Column:
     return values.detach().contiguous()
 
 
+def _from_array(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind not in "biufc":
+        raise DataError(f"column {name!r} holds {array.dtype}: a column is made of numbers")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    # from_numpy warns of a read-only array, such as a memory map. Columns are only read.
+    return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
+
+
+def _checked(name: str, column: Sparse) -> Sparse:
+    indices, values, offsets = tensors(column)
+    if offsets.ndim != 1 or offsets.dtype != torch.int64 or len(offsets) == 0:
+        raise DataError(f"sparse column {name!r}: offsets must be int64, one more than the rows")
+    if int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
+        raise DataError(f"sparse column {name!r}: offsets must begin at 0 and never fall")
+    if not len(indices) == len(values) == int(offsets[-1]):
+        raise DataError(
+            f"sparse column {name!r}: offsets end at {int(offsets[-1])}, but there are "
+            f"{len(indices)} indices and {len(values)} values"
+        )
+    return column
+
+
 def length(column: Column) -> int:
     """How many samples it holds."""
     return len(column.offsets) - 1 if isinstance(column, Sparse) else len(column)
@@ -96,6 +111,10 @@ def tensors(column: Column) -> Sequence[Tensor]:
     return column[:3] if isinstance(column, Sparse) else (column,)
 
 
+# torch has no index_select for vectors of these; the bits are the same as those of a signed type.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def take(column: Column, rows: Tensor) -> Column:
     """The samples at these rows, in this order."""
     if isinstance(column, Sparse):
@@ -105,6 +124,19 @@ def take(column: Column, rows: Tensor) -> Column:
     if signed is None:
         return column.index_select(0, rows)
     return column.view(signed).index_select(0, rows).view(column.dtype)
+
+
+def _take_sparse(column: Sparse, rows: Tensor) -> Sparse:
+    starts = column.offsets.index_select(0, rows)
+    lengths = column.offsets.index_select(0, rows + 1) - starts
+    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    total = int(offsets[-1])
+    # Entry j of the result, in row i, comes from starts[i] + (j − offsets[i]).
+    at = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
+    at += torch.arange(total, device=rows.device)
+    indices, values = column.indices.index_select(0, at), column.values.index_select(0, at)
+    return Sparse(indices, values, offsets, column.width)
 
 
 def split_column(column: Column, sizes: list[int]) -> Sequence[Column]:
@@ -142,38 +174,3 @@ def _each(column: Column, change: Callable[[Tensor], Tensor]) -> Column:
         return change(column)
     indices, values, offsets = (change(tensor) for tensor in tensors(column))
     return Sparse(indices, values, offsets, column.width)
-
-
-def _take_sparse(column: Sparse, rows: Tensor) -> Sparse:
-    starts = column.offsets.index_select(0, rows)
-    lengths = column.offsets.index_select(0, rows + 1) - starts
-    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    total = int(offsets[-1])
-    # Entry j of the result, in row i, comes from starts[i] + (j − offsets[i]).
-    at = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
-    at += torch.arange(total, device=rows.device)
-    indices, values = column.indices.index_select(0, at), column.values.index_select(0, at)
-    return Sparse(indices, values, offsets, column.width)
-
-
-def _from_array(name: str, array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype.kind not in "biufc":
-        raise DataError(f"column {name!r} holds {array.dtype}: a column is made of numbers")
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    # from_numpy warns of a read-only array, such as a memory map. Columns are only read.
-    return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
-
-
-def _checked(name: str, column: Sparse) -> Sparse:
-    indices, values, offsets = tensors(column)
-    if offsets.ndim != 1 or offsets.dtype != torch.int64 or len(offsets) == 0:
-        raise DataError(f"sparse column {name!r}: offsets must be int64, one more than the rows")
-    if int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
-        raise DataError(f"sparse column {name!r}: offsets must begin at 0 and never fall")
-    if not len(indices) == len(values) == int(offsets[-1]):
-        raise DataError(
-            f"sparse column {name!r}: offsets end at {int(offsets[-1])}, but there are "
-            f"{len(indices)} indices and {len(values)} values"
-        )
-    return column

@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 
 from echelon.core.hashing import Words, key, words
 
-# --- inspect/hashes ---
+# Values
+
 
 LONG = 1024
 """A text of more bytes is hashed by itself: that is quicker than to wait for it."""
-_FACTOR = np.array(0x9E3779B97F4A7C15, np.uint64)
-_HALF = np.array(32, np.uint64)
+
+
 _ROWS = 1 << 14
 """Rows at a time: what they need stays in the processor's cache."""
+
+
+_FACTOR = np.array(0x9E3779B97F4A7C15, np.uint64)
+
+
+_HALF = np.array(32, np.uint64)
 
 
 def hashed(column: Any) -> Words:
@@ -42,14 +49,6 @@ def hashed(column: Any) -> Words:
         wide = pa.int32() if kind.bit_width == 32 else pa.int64()
         return _of_bits(column.view(wide).to_numpy().astype(np.int64).view(np.uint64))
     return _of_texts(column.cast(pa.large_binary()))
-
-
-def can_be_hashed(kind: Any) -> bool:
-    """Whether `hashed` knows this type."""
-    text = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    text = text or pa.types.is_string(kind) or pa.types.is_binary(kind)
-    span = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
-    return text or span or pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _of_bits(bits: Words) -> Words:
@@ -109,18 +108,31 @@ def _mixed(at_byte: Words, starts: Any, lengths: Any) -> Words:
     return out
 
 
-# --- fingerprint ---
-# 128 bits for every row of a block: alike for rows that are alike, on any machine.
-#
-# Rows are turned into bytes, which are taken eight at a time, of all rows at once, the longest
-# first, so that those which are over drop off the end.
+def can_be_hashed(kind: Any) -> bool:
+    """Whether `hashed` knows this type."""
+    text = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    text = text or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    span = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    return text or span or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+# Rows
+
 
 LONG_TEXT = 4096
 """A row of more bytes is hashed by itself: that is quicker than to wait for it."""
+
+
 _FINGERPRINT_ROWS = 1 << 14
 """Rows at a time: what they need stays in the processor's cache."""
+
+
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
+
+
 _MISSING = np.array([key(0xF1, lane) for lane in range(2)], np.uint64)
+
+
 _ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -213,12 +225,15 @@ def _mixed_words(
     return out
 
 
-# --- text/hashes ---
-# 64 bits for a term, the same in every block and process.
+# Terms
+
 
 Hashes = NDArray[np.uint64]
 
+
 _STRING, _LEFT, _JOINED = (key(0x7E47, part) for part in range(3))
+
+
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.hashing import key, words
-from echelon.core.interfaces import Augment, BatchSource, Draws
+from echelon.core.interfaces import Augment, BatchSource
 from echelon.core.types import Batch, Lease, Shard
 from echelon.data import batch as batches
 from echelon.data.ledger import edges
 from echelon.data.order import Order, Rows
 from echelon.data.sources import chunkable
 
-# --- loader ---
-# From leases to batches.
-
 Micro: TypeAlias = "list[Batch]"
 
+
 CHUNK_BYTES = 1 << 20
+
+
 CHUNK_LEASES = 256
 """Leases are read many at a time, up to these limits: a gather's fixed cost, some tens of µs, would
 weigh on small batches. Their batches are views of one gather, whose memory is never used again."""
@@ -144,11 +144,6 @@ class Loader:
         return kept[1]
 
 
-def ranges(samples: int, size: int) -> Iterator[Lease]:
-    """One pass over everything, for evaluation: nothing is to be committed."""
-    return (Lease(0, start, min(start + size, samples)) for start in range(0, samples, size))
-
-
 def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
     """This member's part of each lease."""
     index, count = shard.index, shard.count
@@ -183,11 +178,19 @@ def _micro(part: Batch, size: int, count: int) -> Micro:
     return batches.split(part, sizes) if sizes else []
 
 
-# --- prefetch ---
-# Work done ahead of the one who waits for it.
+def ranges(samples: int, size: int) -> Iterator[Lease]:
+    """One pass over everything, for evaluation: nothing is to be committed."""
+    return (Lease(0, start, min(start + size, samples)) for start in range(0, samples, size))
+
+
+# Reading ahead
+
 
 Item = TypeVar("Item")
+
+
 Result = TypeVar("Result")
+
 
 WORTH = 0.02
 """A thread is started when the lesser of the work and the consumer's own time, which is what it
@@ -270,11 +273,13 @@ class _Helper(Generic[Item, Result]):
                 return
 
 
-# --- draws ---
-# Random numbers that belong to samples, not to workers.
+# Random numbers that belong to samples
+
 
 _TAG = 2
 """Keeps draws apart from orders, which are hashed from (seed, epoch) too."""
+
+
 _DROPPED = np.array(40, np.uint64)  # leaves the 24 bits that a float32 holds exactly
 
 
@@ -299,15 +304,3 @@ class PositionDraws:
         drawn >>= _DROPPED
         numbers = torch.from_numpy(drawn.astype(np.float32)).mul_(2.0**-24)
         return numbers if self._device is None else numbers.to(self._device)
-
-
-class OwnDraws:
-    """Every `count`-th draw of another: so `count` users of one `Draws` never share a number."""
-
-    def __init__(self, draws: Draws, index: int, count: int) -> None:
-        self._draws = draws
-        self._index = index
-        self._count = count
-
-    def uniform(self, draw: int) -> Tensor:
-        return self._draws.uniform(draw * self._count + self._index)

@@ -21,37 +21,19 @@ from echelon.data.intervals import Intervals
 from echelon.data.journal import entries
 from echelon.data.ledger import Record, counts
 
-# --- replay ---
-
 Entry = dict[str, Any]
 
 
-class Part(NamedTuple):
-    """A record, and in which circumstances it was made."""
-
-    record: Record
-    generation: int | None
-    """None for what a checkpoint said."""
-    size: int
-    """Samples of a whole lease."""
-    member: int | None = None
-    """Whoever made it alone; None if the generation did it together."""
-
-    def continued_by(self, other: Part) -> bool:
-        """Whether both are one stretch of whole leases."""
-        mine, its = self.record, other.record
-        return (
-            self[1:] == other[1:]
-            and (mine.epoch, mine.stop, mine.last + 1) == (its.epoch, its.start, its.first)
-            and mine.samples % self.size == 0
-            and not (mine.left_out or its.left_out)
-        )
-
-
-class Generation(NamedTuple):
-    members: list[int]
-    parts: int
-    """A batch is cut in so many; members that hold parts of one model share theirs."""
+def replay(path: Path) -> Replay:
+    """The whole journal; an entry that cannot be is named by its line."""
+    found = Replay()
+    for number, entry in enumerate(entries(path), 1):
+        try:
+            found.take(entry)
+        except (Fault, KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{path}, line {number}: {entry['kind']}: {what}") from None
+    return found
 
 
 class Fault(ValueError):
@@ -214,16 +196,32 @@ class Replay:
         self._problems.append((version, problem))
 
 
-def replay(path: Path) -> Replay:
-    """The whole journal; an entry that cannot be is named by its line."""
-    found = Replay()
-    for number, entry in enumerate(entries(path), 1):
-        try:
-            found.take(entry)
-        except (Fault, KeyError, TypeError, ValueError, OverflowError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{path}, line {number}: {entry['kind']}: {what}") from None
-    return found
+class Part(NamedTuple):
+    """A record, and in which circumstances it was made."""
+
+    record: Record
+    generation: int | None
+    """None for what a checkpoint said."""
+    size: int
+    """Samples of a whole lease."""
+    member: int | None = None
+    """Whoever made it alone; None if the generation did it together."""
+
+    def continued_by(self, other: Part) -> bool:
+        """Whether both are one stretch of whole leases."""
+        mine, its = self.record, other.record
+        return (
+            self[1:] == other[1:]
+            and (mine.epoch, mine.stop, mine.last + 1) == (its.epoch, its.start, its.first)
+            and mine.samples % self.size == 0
+            and not (mine.left_out or its.left_out)
+        )
+
+
+class Generation(NamedTuple):
+    members: list[int]
+    parts: int
+    """A batch is cut in so many; members that hold parts of one model share theirs."""
 
 
 def _until(parts: list[Part], version: int, left_out: Iterable[Lease] | None) -> Iterable[Part]:
@@ -256,10 +254,7 @@ def _count(entry: Entry, name: str, least: int = 0) -> int:
     return value
 
 
-# --- chronicle ---
-# What happened in a run beside its updates, and how long it took to get over it.
-
-ChronicleEntry = dict[str, Any]
+# Events beside the updates
 
 
 class Chronicle:
@@ -273,7 +268,7 @@ class Chronicle:
         """Losses whose recovery is not told yet."""
         self._undone: dict[int, int] = {}
         """Rollbacks, and the version at which all that they undid is made again."""
-        self._takers: dict[str, Callable[[ChronicleEntry, int], None]] = {
+        self._takers: dict[str, Callable[[Entry, int], None]] = {
             "begun": self._sitting,
             "generation": self._manned,
             "over": self._ends,
@@ -285,14 +280,14 @@ class Chronicle:
             "stalled": self._stalled,
         }
 
-    def take(self, entry: ChronicleEntry, version: int) -> None:
+    def take(self, entry: Entry, version: int) -> None:
         """Go on with one entry; `version` is the last one on record."""
         taker = self._takers.get(entry["kind"])
         if taker is not None:
             taker(entry, version)
         self._time = entry["time"]
 
-    def rolled_back(self, entry: ChronicleEntry, before: int, version: int) -> None:
+    def rolled_back(self, entry: Entry, before: int, version: int) -> None:
         """What it cost is counted from the last sign of life before it."""
         since = self._time or entry["time"]
         lost = max(0, before - version)
@@ -311,79 +306,48 @@ class Chronicle:
             seconds = round(now - happening.time, 3)
             self.happenings[place] = happening._replace(seconds=seconds)
 
-    def _sitting(self, entry: ChronicleEntry, version: int) -> None:
+    def _sitting(self, entry: Entry, version: int) -> None:
         if self._sat:
             count = entry.get("workers")
             text = "1 worker" if count == 1 else f"{count} workers"
             self.happenings.append(Happening("resumed", entry["time"], version, None, text))
         self._sat, self._begun, self._over = True, False, False
 
-    def _manned(self, _entry: ChronicleEntry, _version: int) -> None:
+    def _manned(self, _entry: Entry, _version: int) -> None:
         self._begun = True
 
-    def _ends(self, _entry: ChronicleEntry, _version: int) -> None:
+    def _ends(self, _entry: Entry, _version: int) -> None:
         self._over = True
 
-    def _coordinator(self, entry: ChronicleEntry, version: int) -> None:
+    def _coordinator(self, entry: Entry, version: int) -> None:
         if entry.get("again"):
             self._happened(entry, version, f"started again as process {entry.get('pid')}")
 
-    def _joined(self, entry: ChronicleEntry, version: int) -> None:
+    def _joined(self, entry: Entry, version: int) -> None:
         """Whoever is there from the start is no event."""
         if self._begun:
             host = str(entry.get("host")).partition("/")[0]  # what follows tells namesakes apart
             self._happened(entry, version, f"process {entry.get('pid')} on {host}")
 
-    def _lost(self, entry: ChronicleEntry, version: int) -> None:
+    def _lost(self, entry: Entry, version: int) -> None:
         if self._over and entry["how"] == "left":
             return  # the run is at its end, and everybody goes
         self._open.append(len(self.happenings))
         why = str(entry.get("why") or "")
         self._happened(entry, version, f"{entry['how']}: {why}" if why else str(entry["how"]))
 
-    def _recovered(self, entry: ChronicleEntry, _version: int) -> None:
+    def _recovered(self, entry: Entry, _version: int) -> None:
         cost, lost = float(entry["seconds"]), entry.get("lost_steps")
         for place in self._open:
             self.happenings[place] = self.happenings[place]._replace(seconds=cost, lost_steps=lost)
         self._open.clear()
 
-    def _stalled(self, entry: ChronicleEntry, version: int) -> None:
+    def _stalled(self, entry: Entry, version: int) -> None:
         self._happened(entry, version, str(entry.get("text", "")))
 
-    def _happened(self, entry: ChronicleEntry, version: int, text: str) -> None:
+    def _happened(self, entry: Entry, version: int, text: str) -> None:
         kind, when, member = entry["kind"], entry["time"], entry.get("member")
         self.happenings.append(Happening(kind, when, version, member, text))
-
-
-# --- account ---
-# What a journal comes to: epochs, members, failures and what they cost.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochAccount:
-    """One epoch: `once`, `left_out`, `twice` and `never` add up to `samples`."""
-
-    epoch: int
-    samples: int
-    once: int
-    left_out: int
-    """Consumed without an update, because theirs was not finite."""
-    twice: int
-    never: int
-    first: int | None
-    last: int | None
-    """The versions that consumed something of it; None if nothing but what was left out."""
-    finished: bool
-    """Nothing is left, or a later epoch has begun."""
-    members: dict[int, int]
-    """Samples processed by each; members that hold parts of one model count the same ones."""
-    twice_at: list[tuple[int, int]]
-    never_at: list[tuple[int, int]]
-
-    @property
-    def exact(self) -> bool:
-        """Nothing twice, and nothing forgotten."""
-        return not self.twice and not (self.finished and self.never)
 
 
 class Happening(NamedTuple):
@@ -398,6 +362,9 @@ class Happening(NamedTuple):
     seconds: float | None = None
     """Until the next update was made; of a rollback, until all that it undid was made again."""
     lost_steps: int | None = None
+
+
+# The report
 
 
 @dataclass(slots=True)
@@ -448,11 +415,31 @@ class Account:
         }
 
 
-# --- proof ---
-# The proof of exactly-once, computed from a journal alone.
+@dataclass(frozen=True, slots=True)
+class EpochAccount:
+    """One epoch: `once`, `left_out`, `twice` and `never` add up to `samples`."""
 
-_SHOWN = 3
-"""Ranges named in one line; the others are counted."""
+    epoch: int
+    samples: int
+    once: int
+    left_out: int
+    """Consumed without an update, because theirs was not finite."""
+    twice: int
+    never: int
+    first: int | None
+    last: int | None
+    """The versions that consumed something of it; None if nothing but what was left out."""
+    finished: bool
+    """Nothing is left, or a later epoch has begun."""
+    members: dict[int, int]
+    """Samples processed by each; members that hold parts of one model count the same ones."""
+    twice_at: list[tuple[int, int]]
+    never_at: list[tuple[int, int]]
+
+    @property
+    def exact(self) -> bool:
+        """Nothing twice, and nothing forgotten."""
+        return not self.twice and not (self.finished and self.never)
 
 
 def account(found: Replay) -> Account:
@@ -489,6 +476,10 @@ def _skipped(epochs: Sequence[int]) -> Iterator[str]:
             yield f"epochs {before + 1} to {epoch - 1}: all samples never"
 
 
+_SHOWN = 3
+"""Ranges named in one line; the others are counted."""
+
+
 def broken(epoch: EpochAccount) -> str | None:
     """One line about an epoch that is not exactly once."""
     if epoch.exact:
@@ -497,6 +488,12 @@ def broken(epoch: EpochAccount) -> str | None:
     if epoch.finished and epoch.never:
         faults.append(_ranges("never", epoch.never, epoch.never_at))
     return f"epoch {epoch.epoch}: {', '.join(faults)}"
+
+
+def _ranges(what: str, total: int, ranges: Sequence[tuple[int, int]]) -> str:
+    named = ", ".join(f"{start:,} to {stop:,}" for start, stop in ranges[:_SHOWN])
+    more = f" and {len(ranges) - _SHOWN} more ranges" if len(ranges) > _SHOWN else ""
+    return f"{total:,} samples {what} (positions {named}{more})"
 
 
 def _epoch(found: Replay, number: int, parts: Sequence[Part], followed: bool) -> EpochAccount:
@@ -563,9 +560,3 @@ def _by_shares(found: Replay, part: Part, pieces: int) -> Iterator[tuple[Record,
         rest, shares = rest.after(version - 1, part.size), changed
     if rest is not None:
         yield rest, shares
-
-
-def _ranges(what: str, total: int, ranges: Sequence[tuple[int, int]]) -> str:
-    named = ", ".join(f"{start:,} to {stop:,}" for start, stop in ranges[:_SHOWN])
-    more = f" and {len(ranges) - _SHOWN} more ranges" if len(ranges) > _SHOWN else ""
-    return f"{total:,} samples {what} (positions {named}{more})"

@@ -18,63 +18,10 @@ from echelon.core.types import Batch
 from echelon.data import batch as columns
 from echelon.data.batch import nbytes
 
-# --- sources ---
-# Samples in memory, and how anything a user brings becomes a source of batches.
-
 _CHOICES = (
     "a BatchSource, a mapping of columns (tensors, arrays, Sparse), a torch Dataset or "
     "IterableDataset, anything with __getitem__ and __len__, or the path of a folder of shards"
 )
-
-
-class ColumnSource:
-    """Columns held in memory; a gather is one kernel per column and keeps its dtype."""
-
-    chunkable = True
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.columns: Batch = {
-            name: columns.as_column(name, column) for name, column in values.items()
-        }
-        if not self.columns:
-            raise DataError("there are no columns")
-        self._length = _common_length(self.columns)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def gather(self, rows: Tensor) -> Batch:
-        return {name: columns.take(column, rows) for name, column in self.columns.items()}
-
-
-class Subset:
-    """Some rows of another source, in an order of their own."""
-
-    def __init__(self, source: BatchSource, rows: Tensor) -> None:
-        rows = torch.as_tensor(rows, dtype=torch.int64)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(source):
-            raise DataError(
-                f"a subset has rows {int(rows.min())} to {int(rows.max())} of a source "
-                f"with {len(source)}"
-            )
-        self.source = source
-        self.rows = rows
-        self.chunkable = chunkable(source)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def gather(self, rows: Tensor) -> Batch:
-        return self.source.gather(self.rows.index_select(0, rows))
-
-
-def chunkable(source: BatchSource) -> bool:
-    """Whether gathering two batches at once gives the same as one after the other.
-
-    A source that pads a batch to its longest sample must not be chunked, so this holds only
-    for sources that say so with an attribute `chunkable = True`.
-    """
-    return bool(getattr(source, "chunkable", False))
 
 
 def as_source(data: Any) -> BatchSource:
@@ -112,6 +59,29 @@ def _is_map_style(data: Any) -> bool:
     return rows and not isinstance(data, Tensor | tuple | bytes) and not hasattr(data, "__array__")
 
 
+# Samples in memory
+
+
+class ColumnSource:
+    """Columns held in memory; a gather is one kernel per column and keeps its dtype."""
+
+    chunkable = True
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.columns: Batch = {
+            name: columns.as_column(name, column) for name, column in values.items()
+        }
+        if not self.columns:
+            raise DataError("there are no columns")
+        self._length = _common_length(self.columns)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, rows: Tensor) -> Batch:
+        return {name: columns.take(column, rows) for name, column in self.columns.items()}
+
+
 def _common_length(batch: Batch) -> int:
     (first, column), *others = batch.items()
     length = columns.length(column)
@@ -124,14 +94,40 @@ def _common_length(batch: Batch) -> int:
     return length
 
 
-# --- datasets ---
-# Data sets that give one sample at a time, in the manner of torch and Hugging Face.
+class Subset:
+    """Some rows of another source, in an order of their own."""
+
+    def __init__(self, source: BatchSource, rows: Tensor) -> None:
+        rows = torch.as_tensor(rows, dtype=torch.int64)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(source):
+            raise DataError(
+                f"a subset has rows {int(rows.min())} to {int(rows.max())} of a source "
+                f"with {len(source)}"
+            )
+        self.source = source
+        self.rows = rows
+        self.chunkable = chunkable(source)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, rows: Tensor) -> Batch:
+        return self.source.gather(self.rows.index_select(0, rows))
+
+
+def chunkable(source: BatchSource) -> bool:
+    """Whether gathering two batches at once gives the same as one after the other.
+
+    A source that pads a batch to its longest sample must not be chunked, so this holds only
+    for sources that say so with an attribute `chunkable = True`.
+    """
+    return bool(getattr(source, "chunkable", False))
+
+
+# Data sets that give one sample at a time
+
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
-
-LARGEST = 1 << 30
-"""An iterable data set may take up this many bytes in memory."""
-_TOGETHER = 1024
 
 
 class DatasetSource:
@@ -186,6 +182,30 @@ def names(count: int) -> list[str]:
     return ["x", "y", *(f"z{extra}" for extra in range(count - 2))][:count]
 
 
+def _stacked(name: str, values: Sequence[Any]) -> Tensor:
+    if isinstance(values[0], list):  # Hugging Face gives vectors as lists; torch would transpose
+        values = [torch.as_tensor(value) for value in values]
+    try:
+        column = default_collate(list(values))
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise DataError(f"column {name!r} cannot be made into a batch: {_line(error)}") from error
+    if not isinstance(column, Tensor):
+        kind = type(values[0]).__name__
+        raise DataError(f"column {name!r} holds {kind}: turn it into numbers, or leave it out")
+    return column
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+LARGEST = 1 << 30
+"""An iterable data set may take up this many bytes in memory."""
+
+
+_TOGETHER = 1024
+
+
 def read_all(samples: Iterable[Any], limit: int = LARGEST) -> Batch:
     """Read an iterable data set to its end: it has no positions to shuffle or to lease."""
     parts: list[Batch] = []
@@ -209,25 +229,7 @@ def _dense(column: Any) -> Tensor:
     return column
 
 
-def _stacked(name: str, values: Sequence[Any]) -> Tensor:
-    if isinstance(values[0], list):  # Hugging Face gives vectors as lists; torch would transpose
-        values = [torch.as_tensor(value) for value in values]
-    try:
-        column = default_collate(list(values))
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise DataError(f"column {name!r} cannot be made into a batch: {_line(error)}") from error
-    if not isinstance(column, Tensor):
-        kind = type(values[0]).__name__
-        raise DataError(f"column {name!r} holds {kind}: turn it into numbers, or leave it out")
-    return column
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]
-
-
-# --- windows ---
-# Windows over one long sequence of tokens, for language models.
+# Language models
 
 
 class WindowSource:

@@ -20,9 +20,12 @@ import pyarrow as pa
 from echelon.core.errors import DataError, unknown
 from echelon.data.shards.encode import dense_array
 
-# --- clicks ---
+# The click log
+
 
 Array = np.ndarray[Any, Any]
+
+
 _FACTORS = 4
 
 
@@ -77,17 +80,6 @@ def make_clicks(options: ClickOptions) -> Any:
     )
 
 
-def auc(scores: Array, clicked: Array) -> float:
-    """The chance that a click is ranked above what is none; equal scores count half."""
-    order = np.argsort(scores, kind="stable")
-    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    ranks = np.empty(len(scores))
-    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
-    positive = clicked > 0.5
-    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
-    return float(wins / (positive.sum() * (~positive).sum()))
-
-
 def _draw_ids(random: np.random.Generator, options: ClickOptions) -> Array:
     weights = 1 / np.arange(1, options.vocabulary + 1) ** options.skew
     bounds = np.cumsum(weights / weights.sum())
@@ -117,8 +109,19 @@ def _of_numbers(random: np.random.Generator, numbers: Array) -> Array:
     return np.asarray(effect / np.sqrt(2 * numbers.shape[1]), np.float64)
 
 
-# --- shipped ---
-# Data sets that come with scikit-learn.
+def auc(scores: Array, clicked: Array) -> float:
+    """The chance that a click is ranked above what is none; equal scores count half."""
+    order = np.argsort(scores, kind="stable")
+    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(scores))
+    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
+    positive = clicked > 0.5
+    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return float(wins / (positive.sum() * (~positive).sum()))
+
+
+# Data sets that come with scikit-learn
+
 
 SHIPPED = ("breast_cancer", "diabetes", "digits", "wine")
 

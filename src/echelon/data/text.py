@@ -19,13 +19,14 @@ import numpy as np
 from echelon.core.errors import DataError, unknown
 from echelon.data.shards.read import ranges
 
-# --- text ---
-
 TokenKind: TypeAlias = Literal["words", "characters", "bytes"]
+
 
 # Numbers keep their points and commas, words their apostrophes (don't, o'clock) and digits (mp3);
 # every other mark is a token of its own. Remnants of markup stay: they tell sources apart.
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’]\w+)*|[^\w\s]")
+
+
 _CHUNK = 1000
 """Texts whose words are Python objects at one time."""
 
@@ -56,11 +57,6 @@ def tokenise(texts: Sequence[str], kind: TokenKind) -> Tokens:
     return Tokens(kind, np.frombuffer(b"".join(encoded), np.uint8), _lengths(encoded))
 
 
-def words(text: str) -> list[str]:
-    """Lower-cased words, numbers and marks of one text."""
-    return WORD.findall(text.lower())
-
-
 def _tokenise_words(texts: Sequence[str]) -> Tokens:
     codes: defaultdict[str, int] = defaultdict()
     codes.default_factory = codes.__len__
@@ -73,23 +69,25 @@ def _tokenise_words(texts: Sequence[str]) -> Tokens:
     return Tokens("words", np.concatenate(flat), np.concatenate(lengths), list(codes))
 
 
+def words(text: str) -> list[str]:
+    """Lower-cased words, numbers and marks of one text."""
+    return WORD.findall(text.lower())
+
+
 def _lengths(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.fromiter(map(len, values), np.int64, len(values))
 
 
-# --- vocabulary ---
-# Tokens and their numbers.
+# Tokens as numbers
+
 
 PADDING, UNKNOWN = 0, 1
+
+
 _RESERVED = ("<padding>", "<unknown>")
+
+
 _KINDS = ("words", "characters", "bytes")
-
-
-class Ragged(NamedTuple):
-    """Token numbers of all texts one after the other, and how many each text has."""
-
-    flat: np.ndarray[Any, Any]
-    lengths: np.ndarray[Any, Any]
 
 
 class Vocabulary:
@@ -169,6 +167,19 @@ class Vocabulary:
         return cls(kind, tokens[2:])
 
 
+def _name(tokens: Tokens, code: int) -> str | int:
+    if tokens.kind == "words":
+        return tokens.words[code]
+    return chr(code) if tokens.kind == "characters" else code
+
+
+class Ragged(NamedTuple):
+    """Token numbers of all texts one after the other, and how many each text has."""
+
+    flat: np.ndarray[Any, Any]
+    lengths: np.ndarray[Any, Any]
+
+
 def padded(ragged: Ragged, length: int) -> np.ndarray[Any, Any]:
     """The first `length` numbers of each text, int64 [N, length], padded with 0."""
     kept = np.minimum(ragged.lengths, length)
@@ -177,9 +188,3 @@ def padded(ragged: Ragged, length: int) -> np.ndarray[Any, Any]:
     rows = np.arange(len(kept)) * length
     out.reshape(-1)[ranges(rows, kept)] = ragged.flat[ranges(starts, kept)]
     return out
-
-
-def _name(tokens: Tokens, code: int) -> str | int:
-    if tokens.kind == "words":
-        return tokens.words[code]
-    return chr(code) if tokens.kind == "characters" else code

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.data.loader import OwnDraws, PositionDraws
+from echelon.data.augment import OwnDraws
+from echelon.data.loader import PositionDraws
 
 POSITIONS = np.arange(1000, 101_000)
 

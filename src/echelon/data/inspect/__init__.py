@@ -33,8 +33,6 @@ from echelon.data.shards.verify import verify
 __all__ = ["Profile", "inspect", "verify", "write_html"]
 
 
-# --- inspect ---
-
 USUAL = ("label", "target", "y", "class")
 """What the column to predict is called where nobody says."""
 
@@ -89,10 +87,6 @@ def _parts(
             yield PartProfile(
                 source.name, source.format, len(files), volume, 0, (), None, (), unread
             )
-
-
-class _NoLabelError(DataError):
-    """Asked for by name, and not there: no fault of the data."""
 
 
 def _look(
@@ -159,6 +153,10 @@ def _check_label(source: Source, label: str | None, names: Sequence[str]) -> Non
         raise _NoLabelError(f"{source.paths[0]}: {unknown('label column', label, names)}")
 
 
+class _NoLabelError(DataError):
+    """Asked for by name, and not there: no fault of the data."""
+
+
 def _label(columns: Sequence[ColumnProfile]) -> str | None:
     lower = {column.name.lower(): column.name for column in columns}
     found = next((lower[usual] for usual in USUAL if usual in lower), None)
@@ -167,16 +165,24 @@ def _label(columns: Sequence[ColumnProfile]) -> str | None:
     return found
 
 
-# --- sources ---
-# Which parts lie at a path: a file, the files of a folder, or train, valid and test.
+# Finding the parts
+
 
 _SPLITS = (*USUAL_SPLITS, "training", "validation", "val", "dev", "testing", "eval")
+
+
 _ORDER = ("tr", "va", "de", "te", "ev")
+
+
 _NOT_DATA = re.compile(
     r"^\.|^readme|^license|\.md$|\.json$|\.ya?ml$|^(quarantine|labels|classes)\."
 )
+
+
 _BLOCK = 8 << 20
 """Arrow reads up to 32 blocks ahead of who looks at them: small ones keep memory flat."""
+
+
 _BY_BLOCK = ("csv", "tsv", "jsonl")
 
 
@@ -203,6 +209,10 @@ class Source:
             labels = [labels_beside(path) for path in self.paths]
             found += [path for path in labels if path is not None]
         return found
+
+
+def _files_in(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def sources(path: Path, format: str, options: Mapping[str, Any]) -> list[Source]:
@@ -274,12 +284,8 @@ def _place(name: str) -> tuple[int, str]:
     return (places[0] if places else len(_ORDER), name)
 
 
-def _files_in(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+# Files with bad records
 
-
-# --- careful ---
-# Files that hold something bad, read as a preparation reads them: the rest can be looked at.
 
 _FORMATS = ("csv", "tsv", "jsonl", "libsvm", "text")
 

@@ -21,9 +21,6 @@ from echelon.data.inspect.sketches import SAMPLED, Distinct, Figures, Numbers, S
 from echelon.data.shards.encode import WIDTH, sparse_pairs
 from echelon.data.shards.statistics import Moments
 
-# --- look ---
-# A stream of record batches, looked at column by column while the next one is being read.
-
 
 class Looking:
     """All columns of a part, in flat memory whatever its size."""
@@ -82,38 +79,10 @@ class Looking:
         return list(self._looks)
 
 
-class _Examples:
-    """A few records, evenly out of all of them."""
-
-    def __init__(self, size: int) -> None:
-        self._sample = Sample(max(1, size))
-        self._size = size
-
-    def add(self, batch: Any, keys: Any, first: int) -> None:
-        rows = self._sample.chosen(keys)
-        if not self._size or not len(rows):
-            return
-        found = np.empty(len(rows), object)
-        for place, row in enumerate(rows.tolist()):
-            found[place] = Example(first + row, _values(batch, row))
-        self._sample.add(keys[rows], found)
-
-    def found(self) -> tuple[Example, ...]:
-        values = self._sample.values()
-        return () if values is None else tuple(values)
-
-
-def _values(batch: Any, row: int) -> dict[str, Any]:
-    return {
-        name: _value(column.slice(row, 1))
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-
-
-def _value(cell: Any) -> Any:
-    if isinstance(cell.type, pa.FixedShapeTensorType) and not cell.null_count:
-        return cell.to_numpy_ndarray()[0].copy()
-    return cell[0].as_py()
+def _finish(waiting: list[Future[None]]) -> None:
+    """Wait for what is under way; its first fault comes out here."""
+    for future in waiting:
+        future.result()
 
 
 def _flat(batch: Any) -> Any:
@@ -168,18 +137,41 @@ def _shaped(kind: Any) -> type[Look]:
     return Look
 
 
-def _finish(waiting: list[Future[None]]) -> None:
-    """Wait for what is under way; its first fault comes out here."""
-    for future in waiting:
-        future.result()
+class _Examples:
+    """A few records, evenly out of all of them."""
+
+    def __init__(self, size: int) -> None:
+        self._sample = Sample(max(1, size))
+        self._size = size
+
+    def add(self, batch: Any, keys: Any, first: int) -> None:
+        rows = self._sample.chosen(keys)
+        if not self._size or not len(rows):
+            return
+        found = np.empty(len(rows), object)
+        for place, row in enumerate(rows.tolist()):
+            found[place] = Example(first + row, _values(batch, row))
+        self._sample.add(keys[rows], found)
+
+    def found(self) -> tuple[Example, ...]:
+        values = self._sample.values()
+        return () if values is None else tuple(values)
 
 
-# --- columns ---
-# What one column holds, gathered batch by batch: single numbers, texts and times.
+def _values(batch: Any, row: int) -> dict[str, Any]:
+    return {
+        name: _value(column.slice(row, 1))
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
 
-_BLANK = pa.array(MISSING)
-_WORDS = 4096
-"""Texts whose words are counted: that takes longer than all the rest."""
+
+def _value(cell: Any) -> Any:
+    if isinstance(cell.type, pa.FixedShapeTensorType) and not cell.null_count:
+        return cell.to_numpy_ndarray()[0].copy()
+    return cell[0].as_py()
+
+
+# One column of single numbers, texts or times
 
 
 class Look:
@@ -266,6 +258,13 @@ def _counted_as(kind: Any) -> Any:
     if pa.types.is_decimal(kind):
         return pa.float64()
     return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+_BLANK = pa.array(MISSING)
+
+
+_WORDS = 4096
+"""Texts whose words are counted: that takes longer than all the rest."""
 
 
 class TextLook(Look):
@@ -363,12 +362,7 @@ def of_sample(values: Any, total: int) -> Figures | None:
     return None if figures is None else replace(figures, count=total, zeros=None)
 
 
-# --- shaped ---
-# What a column of several numbers per record holds: sequences, sparse rows, vectors and images.
-
-_CHANNELS = 4
-_PLACES = 64
-"""Numbers looked at in each record of a sample of tensors."""
+# One column of several numbers per record
 
 
 class ListLook(Look):
@@ -403,6 +397,13 @@ class ListLook(Look):
 
     def _found(self) -> dict[str, Any]:
         return {"lengths": self._lengths.figures(), "numbers": self._values.figures()}
+
+
+_CHANNELS = 4
+
+
+_PLACES = 64
+"""Numbers looked at in each record of a sample of tensors."""
 
 
 class TensorLook(Look):

@@ -18,9 +18,6 @@ from echelon.core.html import Html, Scale, document, el, join, section, tile
 from echelon.data.inspect.profile import ColumnProfile, Example, PartProfile, Profile, told
 from echelon.data.inspect.sketches import Figures, Histogram
 
-# --- html ---
-# A profile as one HTML file.
-
 
 def write_html(profile: Profile, path: str | Path) -> Path:
     """Write the page, in place of an earlier one, all of it or nothing."""
@@ -34,132 +31,13 @@ def write_html(profile: Profile, path: str | Path) -> Path:
     return path
 
 
-# --- column ---
-# One column as a card: its plot and its figures.
-
-_VALUES = 8
-
-
-def card(column: ColumnProfile) -> Html:
-    head = el(
-        "figcaption",
-        el("h3", column.name or "(no name)"),
-        el("small", column.type),
-    )
-    facts = [el("div", el("dt", name), el("dd", value)) for name, value in _facts(column)]
-    return el(
-        "figure", head, *_plots(column), el("dl", join(facts), class_="facts"), class_="column"
-    )
-
-
-def _plots(column: ColumnProfile) -> Iterator[Html]:
-    if column.is_category:
-        assert column.counts is not None
-        yield values(column.counts, column.present, _VALUES)
-        return
-    if column.lengths is not None:
-        yield el("h4", column.unit)
-        yield histogram(column.lengths, column.unit)
-    if column.numbers is not None:
-        yield el("h4", "values") if column.lengths is not None else Html()
-        yield histogram(column.numbers, "values")
-    if column.words is not None and column.words.max > 1:
-        yield el("h4", "words")
-        yield histogram(column.words, "words")
-
-
-def _facts(column: ColumnProfile) -> Iterator[tuple[str, str]]:
-    if column.missing:
-        yield "missing", _part(column.missing, column.records)
-    if column.blank:
-        yield "say nothing", _part(column.blank, column.records)
-    if column.distinct is not None:
-        yield "different", told(column.distinct)
-    if column.span is not None:
-        yield "from", column.span[0]
-        yield "to", column.span[1]
-    if column.lengths is not None and not column.is_category:
-        yield from _figures(column.lengths, f" {column.unit}")
-    if column.numbers is not None:
-        yield from _figures(column.numbers, "")
-    if column.words is not None and not column.is_category:
-        yield "words, 5, 50, 95 %", _quantiles(column.words)
-    if column.channels is not None:
-        yield "mean by channel", " · ".join(number(mean) for mean, _ in column.channels)
-        yield "deviation", " · ".join(number(std) for _, std in column.channels)
-
-
-def _figures(found: Figures, unit: str) -> Iterator[tuple[str, str]]:
-    yield "lowest, highest", f"{number(found.min)} – {number(found.max)}{unit}"
-    yield "mean ± deviation", f"{number(found.mean)} ± {number(found.std)}"
-    yield "5, 50, 95 %", _quantiles(found)
-    if found.zeros and not unit:
-        yield "zeros", _part(found.zeros, found.count)
-    if found.infinite:
-        yield "infinite", f"{found.infinite:,}"
-
-
-def _quantiles(found: Figures) -> str:
-    about = "" if found.exact else "≈ "
-    return about + " · ".join(number(found.quantiles[share]) for share in (5, 50, 95))
-
-
-def _part(count: int, whole: int) -> str:
-    return f"{count:,} ({share(count, whole)})"
-
-
-# --- examples ---
-# A few records as they are; images as images.
-
-_LARGEST = 512
-_CHANNELS = (1, 3)
-
-
-def examples(found: Sequence[Example]) -> Html:
-    return el("div", join([_example(example) for example in found]), class_="samples")
-
-
-def _example(example: Example) -> Html:
-    parts = [el("div", el("dt", "record"), el("dd", f"{example.record:,}"), class_="number")]
-    parts += [
-        el("div", el("dt", name), el("dd", _value(value))) for name, value in example.values.items()
-    ]
-    return el("dl", join(parts))
-
-
-def _value(value: Any) -> Html | str:
-    pixels = _pixels(value)
-    return line(value) if pixels is None else _image(pixels)
-
-
-def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
-    """[H, W] or [H, W, 3] if this is an image; None if it is not."""
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or max(value.shape) > _LARGEST:
-        return None
-    if value.ndim == 2:
-        return value
-    if value.ndim != 3:
-        return None
-    if value.shape[0] in _CHANNELS:
-        value = value.transpose(1, 2, 0)
-    return value.squeeze(-1) if value.shape[-1] == 1 else value if value.shape[-1] == 3 else None
-
-
-def _image(pixels: np.ndarray[Any, Any]) -> Html:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "png")
-    content = base64.b64encode(file.getvalue()).decode()
-    return el("img", src=f"data:image/png;base64,{content}", alt="")
-
-
-# --- page ---
-# The profile of data as a page: one file that needs nothing else, not even a script.
-
 _HERE = Path(__file__).parent
+
+
 _COLUMNS = 300
 """Columns that get a card: a browser has to draw them all."""
+
+
 _CLASSES = 60
 
 
@@ -238,11 +116,87 @@ def _columns(part: PartProfile) -> Html:
     return join((el("div", join(cards), class_="columns"), rest))
 
 
-# --- plots ---
-# Histograms and bars, as SVG and plain boxes: crisp at every width, figures under the pointer.
+# One column
+
+
+_VALUES = 8
+
+
+def card(column: ColumnProfile) -> Html:
+    head = el(
+        "figcaption",
+        el("h3", column.name or "(no name)"),
+        el("small", column.type),
+    )
+    facts = [el("div", el("dt", name), el("dd", value)) for name, value in _facts(column)]
+    return el(
+        "figure", head, *_plots(column), el("dl", join(facts), class_="facts"), class_="column"
+    )
+
+
+def _plots(column: ColumnProfile) -> Iterator[Html]:
+    if column.is_category:
+        assert column.counts is not None
+        yield values(column.counts, column.present, _VALUES)
+        return
+    if column.lengths is not None:
+        yield el("h4", column.unit)
+        yield histogram(column.lengths, column.unit)
+    if column.numbers is not None:
+        yield el("h4", "values") if column.lengths is not None else Html()
+        yield histogram(column.numbers, "values")
+    if column.words is not None and column.words.max > 1:
+        yield el("h4", "words")
+        yield histogram(column.words, "words")
+
+
+def _facts(column: ColumnProfile) -> Iterator[tuple[str, str]]:
+    if column.missing:
+        yield "missing", _part(column.missing, column.records)
+    if column.blank:
+        yield "say nothing", _part(column.blank, column.records)
+    if column.distinct is not None:
+        yield "different", told(column.distinct)
+    if column.span is not None:
+        yield "from", column.span[0]
+        yield "to", column.span[1]
+    if column.lengths is not None and not column.is_category:
+        yield from _figures(column.lengths, f" {column.unit}")
+    if column.numbers is not None:
+        yield from _figures(column.numbers, "")
+    if column.words is not None and not column.is_category:
+        yield "words, 5, 50, 95 %", _quantiles(column.words)
+    if column.channels is not None:
+        yield "mean by channel", " · ".join(number(mean) for mean, _ in column.channels)
+        yield "deviation", " · ".join(number(std) for _, std in column.channels)
+
+
+def _figures(found: Figures, unit: str) -> Iterator[tuple[str, str]]:
+    yield "lowest, highest", f"{number(found.min)} – {number(found.max)}{unit}"
+    yield "mean ± deviation", f"{number(found.mean)} ± {number(found.std)}"
+    yield "5, 50, 95 %", _quantiles(found)
+    if found.zeros and not unit:
+        yield "zeros", _part(found.zeros, found.count)
+    if found.infinite:
+        yield "infinite", f"{found.infinite:,}"
+
+
+def _quantiles(found: Figures) -> str:
+    about = "" if found.exact else "≈ "
+    return about + " · ".join(number(found.quantiles[share]) for share in (5, 50, 95))
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{count:,} ({share(count, whole)})"
+
+
+# Plots
+
 
 _GAP = 0.12
 """Of a bar's width, where there are few."""
+
+
 _LOWEST = 1.2
 """Per cent of the height that a bar has at least: one of a million is not none."""
 
@@ -256,28 +210,6 @@ def histogram(found: Figures, said: str) -> Html:
     bars = [_bar(shape, place, x, tallest, whole) for place, n in enumerate(shape.counts) if n]
     svg = el("svg", join(bars), _axis(x), role="img", aria_label=_spoken(found, said))
     return join((el("div", svg, class_="plot"), _left_out(shape)))
-
-
-def values(counts: Mapping[Any, int], total: int, most: int) -> Html:
-    """The most frequent values, each with its share."""
-    rows = [_plot_value(line(value), count, total) for value, count in list(counts.items())[:most]]
-    more = len(counts) - most
-    if more > 0:
-        rest = total - sum(list(counts.values())[:most])
-        rows.append(_plot_value(f"{more:,} more", rest, total, kind="rest"))
-    return el("ol", join(rows), class_="values")
-
-
-def _plot_value(name: str, count: int, total: int, kind: str = "") -> Html:
-    part = f"--part: {count / max(1, total):.4f}"
-    return el(
-        "li",
-        el("span", cut(name, 60), title=name),
-        el("i", style=part),
-        el("b", f"{count:,}"),
-        el("small", share(count, total)),
-        class_=kind or None,
-    )
 
 
 def _bar(shape: Histogram, place: int, x: Scale, tallest: int, whole: int) -> Html:
@@ -326,3 +258,73 @@ def _left_out(shape: Histogram) -> Html | None:
 def _spoken(found: Figures, said: str) -> str:
     middle = number(found.quantiles[50])
     return f"{said}: from {number(found.min)} to {number(found.max)}, the median is {middle}"
+
+
+def values(counts: Mapping[Any, int], total: int, most: int) -> Html:
+    """The most frequent values, each with its share."""
+    rows = [_plot_value(line(value), count, total) for value, count in list(counts.items())[:most]]
+    more = len(counts) - most
+    if more > 0:
+        rest = total - sum(list(counts.values())[:most])
+        rows.append(_plot_value(f"{more:,} more", rest, total, kind="rest"))
+    return el("ol", join(rows), class_="values")
+
+
+def _plot_value(name: str, count: int, total: int, kind: str = "") -> Html:
+    part = f"--part: {count / max(1, total):.4f}"
+    return el(
+        "li",
+        el("span", cut(name, 60), title=name),
+        el("i", style=part),
+        el("b", f"{count:,}"),
+        el("small", share(count, total)),
+        class_=kind or None,
+    )
+
+
+# Example records
+
+
+_LARGEST = 512
+
+
+_CHANNELS = (1, 3)
+
+
+def examples(found: Sequence[Example]) -> Html:
+    return el("div", join([_example(example) for example in found]), class_="samples")
+
+
+def _example(example: Example) -> Html:
+    parts = [el("div", el("dt", "record"), el("dd", f"{example.record:,}"), class_="number")]
+    parts += [
+        el("div", el("dt", name), el("dd", _value(value))) for name, value in example.values.items()
+    ]
+    return el("dl", join(parts))
+
+
+def _value(value: Any) -> Html | str:
+    pixels = _pixels(value)
+    return line(value) if pixels is None else _image(pixels)
+
+
+def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
+    """[H, W] or [H, W, 3] if this is an image; None if it is not."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or max(value.shape) > _LARGEST:
+        return None
+    if value.ndim == 2:
+        return value
+    if value.ndim != 3:
+        return None
+    if value.shape[0] in _CHANNELS:
+        value = value.transpose(1, 2, 0)
+    return value.squeeze(-1) if value.shape[-1] == 1 else value if value.shape[-1] == 3 else None
+
+
+def _image(pixels: np.ndarray[Any, Any]) -> Html:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "png")
+    content = base64.b64encode(file.getvalue()).decode()
+    return el("img", src=f"data:image/png;base64,{content}", alt="")

@@ -8,8 +8,112 @@ from typing import Any
 from echelon.core.format import shown
 from echelon.data.inspect.sketches import Count, Figures
 
-_UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All parts of what was looked at."""
+
+    path: str
+    parts: tuple[PartProfile, ...]
+    seconds: float
+    preparation: str | None = None
+    """How the data was prepared, where Echelon did it."""
+
+    @property
+    def records(self) -> int:
+        return sum(part.records for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "records": self.records,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "preparation": self.preparation,
+            "parts": [part.as_data() for part in self.parts],
+        }
+
+
 _TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What could not be read."""
+
+    records: int = 0
+    faults: tuple[str, ...] = ()
+    """The first of them, each with file, line and reason."""
+    more: int = 0
+    """How many faults are not told."""
+
+    def and_(self, fault: str, records: int) -> Unread:
+        records += self.records
+        if len(self.faults) < _TOLD:
+            return Unread(records, (*self.faults, fault), self.more)
+        return Unread(records, self.faults, self.more + 1)
+
+    def lines(self) -> list[str]:
+        """How many records, and the first faults."""
+        if not self.faults:
+            return []
+        more = [f"and {self.more:,} more"] if self.more else []
+        what = (
+            f"{self.records:,} record{'s' * (self.records != 1)}" if self.records else "something"
+        )
+        return [f"{what} cannot be read", *self.faults, *more]
+
+
+@dataclass(frozen=True, slots=True)
+class PartProfile:
+    """One part of the data: a file, a folder, or train, valid and test."""
+
+    name: str
+    format: str
+    files: int
+    bytes: int
+    records: int
+    columns: tuple[ColumnProfile, ...]
+    label: str | None
+    examples: tuple[Example, ...]
+    unread: Unread = Unread()
+
+    def column(self, name: str) -> ColumnProfile:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def balance(self) -> dict[Any, int] | None:
+        """How many records each class has; None without a label, or with a label of numbers."""
+        return self.column(self.label).counts if self.label is not None else None
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "format": self.format,
+            "files": self.files,
+            "bytes": self.bytes,
+            "records": self.records,
+            "unread": {"records": self.unread.records, "faults": list(self.unread.faults)},
+            "columns": [column.as_data() for column in self.columns],
+            "label": self.label,
+            "classes": None
+            if self.balance is None
+            else [[value, count] for value, count in self.balance.items()],
+            "examples": [
+                {"record": example.record}
+                | {"values": {name: shown(value) for name, value in example.values.items()}}
+                for example in self.examples
+            ],
+        }
+
+
+_UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
+
+
 _FEW = 12
 """So many different numbers are classes rather than an amount."""
 
@@ -89,110 +193,8 @@ class Example:
     """Plain values, and arrays for what is shaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """What could not be read."""
-
-    records: int = 0
-    faults: tuple[str, ...] = ()
-    """The first of them, each with file, line and reason."""
-    more: int = 0
-    """How many faults are not told."""
-
-    def and_(self, fault: str, records: int) -> Unread:
-        records += self.records
-        if len(self.faults) < _TOLD:
-            return Unread(records, (*self.faults, fault), self.more)
-        return Unread(records, self.faults, self.more + 1)
-
-    def lines(self) -> list[str]:
-        """How many records, and the first faults."""
-        if not self.faults:
-            return []
-        more = [f"and {self.more:,} more"] if self.more else []
-        what = (
-            f"{self.records:,} record{'s' * (self.records != 1)}" if self.records else "something"
-        )
-        return [f"{what} cannot be read", *self.faults, *more]
-
-
-@dataclass(frozen=True, slots=True)
-class PartProfile:
-    """One part of the data: a file, a folder, or train, valid and test."""
-
-    name: str
-    format: str
-    files: int
-    bytes: int
-    records: int
-    columns: tuple[ColumnProfile, ...]
-    label: str | None
-    examples: tuple[Example, ...]
-    unread: Unread = Unread()
-
-    def column(self, name: str) -> ColumnProfile:
-        return next(column for column in self.columns if column.name == name)
-
-    @property
-    def balance(self) -> dict[Any, int] | None:
-        """How many records each class has; None without a label, or with a label of numbers."""
-        return self.column(self.label).counts if self.label is not None else None
-
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "format": self.format,
-            "files": self.files,
-            "bytes": self.bytes,
-            "records": self.records,
-            "unread": {"records": self.unread.records, "faults": list(self.unread.faults)},
-            "columns": [column.as_data() for column in self.columns],
-            "label": self.label,
-            "classes": None
-            if self.balance is None
-            else [[value, count] for value, count in self.balance.items()],
-            "examples": [
-                {"record": example.record}
-                | {"values": {name: shown(value) for name, value in example.values.items()}}
-                for example in self.examples
-            ],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """All parts of what was looked at."""
-
-    path: str
-    parts: tuple[PartProfile, ...]
-    seconds: float
-    preparation: str | None = None
-    """How the data was prepared, where Echelon did it."""
-
-    @property
-    def records(self) -> int:
-        return sum(part.records for part in self.parts)
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "records": self.records,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "preparation": self.preparation,
-            "parts": [part.as_data() for part in self.parts],
-        }
-
-
 def top(counts: dict[Any, int], most: int) -> list[tuple[Any, int]]:
     return list(counts.items())[:most]
-
-
-# --- showing ---
 
 
 def told(count: Count) -> str:

@@ -22,22 +22,19 @@ from echelon.core.hashing import Words, key, words
 from echelon.data.hashing import can_be_hashed, hashed
 from echelon.data.shards.statistics import Moments
 
-# --- distinct ---
-
 COUNTED = 4096
 """Values that are counted one by one."""
+
+
 KEPT = 16_384
 """Hashes that are kept beyond that: estimates are off by 0.8 % (one standard deviation)."""
+
+
 _PROBE = 4 * COUNTED
+
+
 _HELD = 16 << 20
 """Bytes of values that are counted one by one: documents need not be kept to be told apart."""
-
-
-class Count(NamedTuple):
-    """How many different values were seen."""
-
-    value: int
-    exact: bool
 
 
 class Distinct:
@@ -78,6 +75,13 @@ class Distinct:
             self.counts = None
 
 
+class Count(NamedTuple):
+    """How many different values were seen."""
+
+    value: int
+    exact: bool
+
+
 class Smallest:
     """The smallest of all the words that were seen, each of them once."""
 
@@ -110,19 +114,13 @@ def can_be_counted(kind: Any) -> bool:
     return pa.types.is_boolean(kind) or can_be_hashed(kind)
 
 
-# --- sample ---
-# An even sample of a stream: every value has the same chance, whatever the stream's length.
-#
-# Each record has a key, a pure function of its number; the records with the smallest keys are the
-# sample. All columns share the keys, so a second look at the same data finds the same sample.
+# Samples
+
 
 _KEY = key(0x5A4D)
+
+
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-def record_keys(first: int, count: int) -> Words:
-    """The keys of these records."""
-    return words(np.arange(first, first + count, dtype=np.uint64), _KEY)
 
 
 class Sample:
@@ -166,53 +164,30 @@ class Sample:
         self._keys, self._values, self._held = [keys], [values], len(keys)
 
 
-# --- numbers ---
-# What is told of many numbers: extremes and mean of all, quantiles and histogram of a sample.
+def record_keys(first: int, count: int) -> Words:
+    """The keys of these records."""
+    return words(np.arange(first, first + count, dtype=np.uint64), _KEY)
+
+
+# Summaries of numbers
+
 
 SAMPLED = 65_536
 """Numbers in a sample: the share of numbers below an estimated quantile is off by 0.2 %."""
+
+
 QUANTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
 BARS = 40
+
+
 _FAR = 3
 """So many times the span of the middle 98 % are too far to be drawn."""
+
+
 _ROWS = 1 << 15
 """Numbers at a time: what they need stays in the processor's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Counts of the numbers between edges, as shares of the sample; the ends may be left out."""
-
-    edges: list[float]
-    counts: list[int]
-    below: int = 0
-    above: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A summary of numbers; `sampled` of them stand for all in what is not exact."""
-
-    count: int
-    min: float
-    mean: float
-    max: float
-    std: float
-    zeros: int | None
-    infinite: int
-    sampled: int
-    quantiles: dict[int, float]
-    histogram: Histogram
-
-    @property
-    def exact(self) -> bool:
-        """Whether quantiles and histogram are of all numbers."""
-        return self.sampled == self.count
-
-    def as_data(self) -> dict[str, Any]:
-        data = asdict(self) | {"exact": self.exact}
-        data["quantiles"] = {f"p{share}": value for share, value in self.quantiles.items()}
-        return data
 
 
 class Numbers:
@@ -259,10 +234,40 @@ class Numbers:
         )
 
 
-def _at(ordered: np.ndarray[Any, Any], shares: tuple[int, ...]) -> list[float]:
-    """Quantiles that are values of the sample, not something between two of them."""
-    found: list[float] = ordered[[(len(ordered) - 1) * share // 100 for share in shares]].tolist()
-    return found
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A summary of numbers; `sampled` of them stand for all in what is not exact."""
+
+    count: int
+    min: float
+    mean: float
+    max: float
+    std: float
+    zeros: int | None
+    infinite: int
+    sampled: int
+    quantiles: dict[int, float]
+    histogram: Histogram
+
+    @property
+    def exact(self) -> bool:
+        """Whether quantiles and histogram are of all numbers."""
+        return self.sampled == self.count
+
+    def as_data(self) -> dict[str, Any]:
+        data = asdict(self) | {"exact": self.exact}
+        data["quantiles"] = {f"p{share}": value for share, value in self.quantiles.items()}
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of the numbers between edges, as shares of the sample; the ends may be left out."""
+
+    edges: list[float]
+    counts: list[int]
+    below: int = 0
+    above: int = 0
 
 
 def histogram(ordered: np.ndarray[Any, Any], low: float, high: float) -> Histogram:
@@ -290,3 +295,9 @@ def _edges(ordered: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray
         air = abs(low) * 0.1 or 0.5
         return np.array([low - air, high + air])
     return np.linspace(low, high, BARS + 1)
+
+
+def _at(ordered: np.ndarray[Any, Any], shares: tuple[int, ...]) -> list[float]:
+    """Quantiles that are values of the sample, not something between two of them."""
+    found: list[float] = ordered[[(len(ordered) - 1) * share // 100 for share in shares]].tolist()
+    return found

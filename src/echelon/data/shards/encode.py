@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- encode ---
-
 Values: TypeAlias = Any
 """An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
+
+
 Encoded: TypeAlias = tuple[Field, Any]
 """A column's field and its Arrow array."""
+
 
 _ACCEPTED = ("array", "tensor", "Sparse", "list of strings", "list of one-dimensional arrays")
 
@@ -50,6 +51,18 @@ def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]
     return schema, pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
 
 
+def _same_rows(pairs: Sequence[Encoded]) -> None:
+    first, rows = pairs[0][0].name, len(pairs[0][1])
+    for field, array in pairs[1:]:
+        if len(array) != rows:
+            raise DataError(
+                f"column {field.name!r} has {len(array)} rows, column {first!r} has {rows}"
+            )
+
+
+# Values of Python, numpy and torch
+
+
 def encode_column(name: str, values: Values) -> Encoded:
     if isinstance(values, Sparse):
         return _sparse(name, values)
@@ -63,19 +76,6 @@ def encode_column(name: str, values: Values) -> Encoded:
     if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes):
         return _list(name, values)
     raise unsupported(name, f"a {type(values).__name__}", _ACCEPTED)
-
-
-def dense_array(values: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array whose rows are `values[0]`, `values[1]`, …"""
-    whole = np.ascontiguousarray(values)
-    if whole.ndim == 1:
-        return pa.array(whole)
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(whole)
-
-
-def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
-    """Row i holds `values[offsets[i]:offsets[i + 1]]`."""
-    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
 
 
 def _is_tensor(values: Values) -> bool:
@@ -143,6 +143,13 @@ def _sequence(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> Encode
     return field, list_array(offsets, pa.array(flat.astype(field.storage, copy=False)))
 
 
+def _or_refuse(make: Callable[[Any], Any], values: Any, name: str, wanted: str) -> Any:
+    try:
+        return make(values)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} does not hold {wanted} alone: {error}") from None
+
+
 def _sparse(name: str, values: Sparse) -> Encoded:
     numbers = values.values.detach().cpu().contiguous().numpy()
     indices = values.indices.cpu().numpy()
@@ -157,24 +164,21 @@ def _sparse(name: str, values: Sparse) -> Encoded:
     return field, list_array(offsets, pa.StructArray.from_arrays(pair, ["index", "value"]))
 
 
-def _or_refuse(make: Callable[[Any], Any], values: Any, name: str, wanted: str) -> Any:
-    try:
-        return make(values)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"column {name!r} does not hold {wanted} alone: {error}") from None
+def dense_array(values: np.ndarray[Any, Any]) -> Any:
+    """An Arrow array whose rows are `values[0]`, `values[1]`, …"""
+    whole = np.ascontiguousarray(values)
+    if whole.ndim == 1:
+        return pa.array(whole)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(whole)
 
 
-def _same_rows(pairs: Sequence[Encoded]) -> None:
-    first, rows = pairs[0][0].name, len(pairs[0][1])
-    for field, array in pairs[1:]:
-        if len(array) != rows:
-            raise DataError(
-                f"column {field.name!r} has {len(array)} rows, column {first!r} has {rows}"
-            )
+def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
+    """Row i holds `values[offsets[i]:offsets[i + 1]]`."""
+    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
 
 
-# --- encode_arrow ---
-# Arrow columns as readers give them, turned into the Arrow columns that shards are made of.
+# Arrow columns
+
 
 WIDTH = b"width"
 """Key of the field metadata that says how wide a sparse column is."""
@@ -195,33 +199,6 @@ def encode_arrow(field: Any, column: Any) -> tuple[Field, Any]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _arrow_list(field, column)
     return _scalar(name, column)
-
-
-def check_stored(field: Any) -> None:
-    """Refuse a column that has no stored form, whatever is in it."""
-    kind = field.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return
-    if sparse_pairs(kind):
-        _width(field)
-        kind = kind.value_type.field("value").type
-    elif _has_inner(kind):
-        kind = kind.value_type
-    _arrow_number_type(field.name, kind)
-
-
-def _has_inner(kind: Any) -> bool:
-    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
-    return isinstance(kind, pa.FixedShapeTensorType) or any(test(kind) for test in lists)
-
-
-def sparse_pairs(kind: Any) -> bool:
-    """Whether this is the type of a sparse column."""
-    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
-        return False
-    return [child.name for child in kind.value_type] == ["index", "value"]
 
 
 def _scalar(name: str, column: Any) -> tuple[Field, Any]:
@@ -277,6 +254,12 @@ def _width(field: Any) -> int:
     return int(metadata[WIDTH])
 
 
+def _no_gaps(name: str, column: Any) -> None:
+    if column.null_count:
+        record = column.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise DataError(f"column {name!r} has no value in record {record} of its batch")
+
+
 def _arrow_number_type(name: str, kind: Any) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
@@ -285,7 +268,28 @@ def _arrow_number_type(name: str, kind: Any) -> str:
     raise unsupported(name, f"of type {kind}", (*DTYPES, "string", "a list of these"))
 
 
-def _no_gaps(name: str, column: Any) -> None:
-    if column.null_count:
-        record = column.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise DataError(f"column {name!r} has no value in record {record} of its batch")
+def check_stored(field: Any) -> None:
+    """Refuse a column that has no stored form, whatever is in it."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return
+    if sparse_pairs(kind):
+        _width(field)
+        kind = kind.value_type.field("value").type
+    elif _has_inner(kind):
+        kind = kind.value_type
+    _arrow_number_type(field.name, kind)
+
+
+def sparse_pairs(kind: Any) -> bool:
+    """Whether this is the type of a sparse column."""
+    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
+        return False
+    return [child.name for child in kind.value_type] == ["index", "value"]
+
+
+def _has_inner(kind: Any) -> bool:
+    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
+    return isinstance(kind, pa.FixedShapeTensorType) or any(test(kind) for test in lists)

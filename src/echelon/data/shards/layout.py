@@ -30,18 +30,26 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- schema ---
+# Columns
+
 
 Kind: TypeAlias = Literal["dense", "sequence", "sparse", "string"]
 
+
 # Arrow packs booleans into bits and numpy has no bfloat16: both are kept as plain integers.
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16"}
+
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
 DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *_FLOATS,
 )
 """By their names: torch and numpy call them alike."""
+
+
 _INT32_LIMIT = 2**31
 
 
@@ -170,44 +178,20 @@ def unsupported(name: str, what: object, accepted: Sequence[str]) -> DataError:
     return DataError(f"column {name!r} is {what}; it must be one of: {', '.join(accepted)}")
 
 
-# --- manifest ---
-# The file that says what a folder of shards holds.
-#
-# It is written last, so a folder without one is no set of shards, whatever else lies in it.
+# The manifest of a set of shards
+
 
 MANIFEST = "manifest.json"
-PREPARED = "prepared.json"
-"""What describes prepared data: splits, each of which is a folder of shards."""
+
+
 FORMAT = "echelon-shards"
+
+
 VERSION = 1
+
+
 BLOCK = 1 << 20
 """Bytes under one checksum: small enough to say which records a damage hit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """One file of a set: how many records, how many bytes, the crc32 of each block."""
-
-    file: str
-    rows: int
-    bytes: int
-    crc32: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "crc32": list(self.crc32),
-        }
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> ShardEntry:
-        name = str(plain["file"])
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise ValueError(f"file {name!r} is not a plain name")
-        crc32 = tuple(int(value) for value in plain["crc32"])
-        return cls(name, int(plain["rows"]), int(plain["bytes"]), crc32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +223,32 @@ class Manifest:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One file of a set: how many records, how many bytes, the crc32 of each block."""
+
+    file: str
+    rows: int
+    bytes: int
+    crc32: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "crc32": list(self.crc32),
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> ShardEntry:
+        name = str(plain["file"])
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ValueError(f"file {name!r} is not a plain name")
+        crc32 = tuple(int(value) for value in plain["crc32"])
+        return cls(name, int(plain["rows"]), int(plain["bytes"]), crc32)
+
+
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of a folder of shards; refuses one that is missing, foreign or torn."""
     path = Path(folder) / MANIFEST
@@ -261,31 +271,6 @@ def _parse(path: Path, plain: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-# --- described ---
-# Files that say what the folder they lie in holds.
-
-SEAL = "sha256"
-"""The key under which a description holds the digest of all else it says."""
-
-
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts with a digest of themselves."""
-    return {**{key: value for key, value in facts.items() if key != SEAL}, SEAL: _digest(facts)}
-
-
-def check_seal(path: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse facts that are not those that were written; files of before have no digest."""
-    if SEAL in facts and facts[SEAL] != _digest(facts):
-        raise DataError(f"{path}: corrupt: it is not as it was written, its checksum is wrong")
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    """Of what is said, and not of how it is laid out: a copy that is indented anew is whole."""
-    plain = json.loads(json.dumps({key: value for key, value in facts.items() if key != SEAL}))
-    text = json.dumps(plain, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_description(path: Path, form: str, version: int, what: str) -> dict[str, Any]:
     """The facts in a file of this format and version; refuses one that is missing or foreign."""
     try:
@@ -305,8 +290,8 @@ def read_description(path: Path, form: str, version: int, what: str) -> dict[str
     return facts
 
 
-# --- sets ---
-# Folders of shards: one set, or the parts of a prepared data set side by side.
+# Folders that hold sets
+
 
 USUAL = ("train", "valid", "test")
 
@@ -331,8 +316,11 @@ def _place(name: str) -> tuple[int, str]:
     return (USUAL.index(name) if name in USUAL else len(USUAL), name)
 
 
-# --- preparation ---
-# What a folder of prepared data says of itself, beside its shards.
+# The description of prepared data
+
+
+PREPARED = "prepared.json"
+"""What describes prepared data: splits, each of which is a folder of shards."""
 
 
 def read_facts(folder: Path, *, changed: bool = False) -> dict[str, Any] | None:
@@ -379,3 +367,25 @@ def how_prepared(facts: Mapping[str, Any]) -> str:
     taken = f"taken out: {out}" if out else "none taken out"
     read, kept = counts.get("read", 0), counts.get("kept", 0)
     return f"prepared from {read:,} records; {taken}; {kept:,} kept"
+
+
+SEAL = "sha256"
+"""The key under which a description holds the digest of all else it says."""
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with a digest of themselves."""
+    return {**{key: value for key, value in facts.items() if key != SEAL}, SEAL: _digest(facts)}
+
+
+def check_seal(path: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse facts that are not those that were written; files of before have no digest."""
+    if SEAL in facts and facts[SEAL] != _digest(facts):
+        raise DataError(f"{path}: corrupt: it is not as it was written, its checksum is wrong")
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Of what is said, and not of how it is laid out: a copy that is indented anew is whole."""
+    plain = json.loads(json.dumps({key: value for key, value in facts.items() if key != SEAL}))
+    text = json.dumps(plain, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,25 +12,8 @@ import pyarrow.compute as pc
 
 from echelon.data.shards.layout import Field, Schema
 
-# --- statistics ---
-# What a manifest says of each column, gathered batch by batch in flat memory.
-
 MAX_CLASSES = 1000
 """An integer column with more different values than this is no class label."""
-
-
-class ColumnStatistics(Protocol):
-    def add(self, column: Any) -> None:
-        """Take in an Arrow column in the form it is stored in."""
-        ...
-
-    def summary(self) -> dict[str, Any]: ...
-
-    def state(self) -> tuple[Any, Any]:
-        """An array and a JSON value that say all there is, for `merge` in another process."""
-        ...
-
-    def merge(self, array: Any, plain: Any) -> None: ...
 
 
 class Statistics:
@@ -60,6 +43,20 @@ class Statistics:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         return {name: column.summary() for name, column in self._columns.items()}
+
+
+class ColumnStatistics(Protocol):
+    def add(self, column: Any) -> None:
+        """Take in an Arrow column in the form it is stored in."""
+        ...
+
+    def summary(self) -> dict[str, Any]: ...
+
+    def state(self) -> tuple[Any, Any]:
+        """An array and a JSON value that say all there is, for `merge` in another process."""
+        ...
+
+    def merge(self, array: Any, plain: Any) -> None: ...
 
 
 class _DenseStatistics:
@@ -132,18 +129,10 @@ class _Lengths:
         return {"nnz": total, "length": length}
 
 
-# --- moments ---
-# Minimum, maximum, mean and deviation, gathered batch by batch in flat memory.
-#
-# Numbers are merged as (count, mean, sum of squared deviations), which stays exact where a plain
-# sum of squares would cancel (Chan, Golub and LeVeque).
+# Moments
+
 
 _BLOCK = 1 << 20
-
-
-def feature_groups(shape: tuple[int, ...]) -> int:
-    """How many figures a sample of this shape gets: per feature, per channel, or one for all."""
-    return shape[0] if len(shape) in (1, 3) else 1
 
 
 class Moments:
@@ -201,6 +190,11 @@ class Moments:
             name: _plain(value[0]) if single else [_plain(number) for number in value]
             for name, value in figures.items()
         }
+
+
+def feature_groups(shape: tuple[int, ...]) -> int:
+    """How many figures a sample of this shape gets: per feature, per channel, or one for all."""
+    return shape[0] if len(shape) in (1, 3) else 1
 
 
 def _figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:

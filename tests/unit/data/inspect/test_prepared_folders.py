@@ -12,7 +12,7 @@ from echelon.core.errors import DataError
 from echelon.data.inspect import inspect, verify
 from echelon.data.prepare import prepare
 from echelon.data.prepare.encoders import open_prepared
-from echelon.data.shards.write import reshard
+from echelon.data.shards.reshard import reshard
 
 
 @pytest.fixture(scope="module")
