@@ -71,7 +71,6 @@ __all__ = [
     "verify_shards",
     "write_shards",
 ]
-
 __getattr__ = lazily(
     __name__,
     {

@@ -19,7 +19,6 @@ from echelon.core.errors import DataError, TrainingError
 
 JOURNAL = "journal.jsonl"
 """Its name in a run's folder."""
-
 _TAIL = 1 << 16
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 

@@ -24,11 +24,7 @@ from echelon.data.order import Order, Rows
 from echelon.data.sources import chunkable
 
 Micro: TypeAlias = "list[Batch]"
-
-
 CHUNK_BYTES = 1 << 20
-
-
 CHUNK_LEASES = 256
 """Leases are read many at a time, up to these limits: a gather's fixed cost, some tens of µs, would
 weigh on small batches. Their batches are views of one gather, whose memory is never used again."""
@@ -185,13 +181,8 @@ def ranges(samples: int, size: int) -> Iterator[Lease]:
 
 # Reading ahead
 
-
 Item = TypeVar("Item")
-
-
 Result = TypeVar("Result")
-
-
 WORTH = 0.02
 """A thread is started when the lesser of the work and the consumer's own time, which is what it
 would hide, is more than this part of the greater one.
@@ -275,11 +266,8 @@ class _Helper(Generic[Item, Result]):
 
 # Random numbers that belong to samples
 
-
 _TAG = 2
 """Keeps draws apart from orders, which are hashed from (seed, epoch) too."""
-
-
 _DROPPED = np.array(40, np.uint64)  # leaves the 24 bits that a float32 holds exactly
 
 

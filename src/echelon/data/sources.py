@@ -126,7 +126,6 @@ def chunkable(source: BatchSource) -> bool:
 
 # Data sets that give one sample at a time
 
-
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 
@@ -201,8 +200,6 @@ def _line(error: Exception) -> str:
 
 LARGEST = 1 << 30
 """An iterable data set may take up this many bytes in memory."""
-
-
 _TOGETHER = 1024
 
 

@@ -22,10 +22,7 @@ from echelon.data.shards.encode import dense_array
 
 # The click log
 
-
 Array = np.ndarray[Any, Any]
-
-
 _FACTORS = 4
 
 
@@ -121,7 +118,6 @@ def auc(scores: Array, clicked: Array) -> float:
 
 
 # Data sets that come with scikit-learn
-
 
 SHIPPED = ("breast_cancer", "diabetes", "digits", "wine")
 

@@ -25,8 +25,6 @@ TokenKind: TypeAlias = Literal["words", "characters", "bytes"]
 # Numbers keep their points and commas, words their apostrophes (don't, o'clock) and digits (mp3);
 # every other mark is a token of its own. Remnants of markup stay: they tell sources apart.
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’]\w+)*|[^\w\s]")
-
-
 _CHUNK = 1000
 """Texts whose words are Python objects at one time."""
 
@@ -80,13 +78,8 @@ def _lengths(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 # Tokens as numbers
 
-
 PADDING, UNKNOWN = 0, 1
-
-
 _RESERVED = ("<padding>", "<unknown>")
-
-
 _KINDS = ("words", "characters", "bytes")
 
 

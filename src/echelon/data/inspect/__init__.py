@@ -31,8 +31,6 @@ from echelon.data.shards.layout import USUAL as USUAL_SPLITS
 from echelon.data.shards.verify import verify
 
 __all__ = ["Profile", "inspect", "verify", "write_html"]
-
-
 USUAL = ("label", "target", "y", "class")
 """What the column to predict is called where nobody says."""
 
@@ -167,22 +165,13 @@ def _label(columns: Sequence[ColumnProfile]) -> str | None:
 
 # Finding the parts
 
-
 _SPLITS = (*USUAL_SPLITS, "training", "validation", "val", "dev", "testing", "eval")
-
-
 _ORDER = ("tr", "va", "de", "te", "ev")
-
-
 _NOT_DATA = re.compile(
     r"^\.|^readme|^license|\.md$|\.json$|\.ya?ml$|^(quarantine|labels|classes)\."
 )
-
-
 _BLOCK = 8 << 20
 """Arrow reads up to 32 blocks ahead of who looks at them: small ones keep memory flat."""
-
-
 _BY_BLOCK = ("csv", "tsv", "jsonl")
 
 
@@ -285,7 +274,6 @@ def _place(name: str) -> tuple[int, str]:
 
 
 # Files with bad records
-
 
 _FORMATS = ("csv", "tsv", "jsonl", "libsvm", "text")
 

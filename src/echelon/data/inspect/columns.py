@@ -261,8 +261,6 @@ def _counted_as(kind: Any) -> Any:
 
 
 _BLANK = pa.array(MISSING)
-
-
 _WORDS = 4096
 """Texts whose words are counted: that takes longer than all the rest."""
 
@@ -400,8 +398,6 @@ class ListLook(Look):
 
 
 _CHANNELS = 4
-
-
 _PLACES = 64
 """Numbers looked at in each record of a sample of tensors."""
 

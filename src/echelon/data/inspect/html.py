@@ -32,12 +32,8 @@ def write_html(profile: Profile, path: str | Path) -> Path:
 
 
 _HERE = Path(__file__).parent
-
-
 _COLUMNS = 300
 """Columns that get a card: a browser has to draw them all."""
-
-
 _CLASSES = 60
 
 
@@ -118,7 +114,6 @@ def _columns(part: PartProfile) -> Html:
 
 # One column
 
-
 _VALUES = 8
 
 
@@ -192,11 +187,8 @@ def _part(count: int, whole: int) -> str:
 
 # Plots
 
-
 _GAP = 0.12
 """Of a bar's width, where there are few."""
-
-
 _LOWEST = 1.2
 """Per cent of the height that a bar has at least: one of a million is not none."""
 
@@ -284,10 +276,7 @@ def _plot_value(name: str, count: int, total: int, kind: str = "") -> Html:
 
 # Example records
 
-
 _LARGEST = 512
-
-
 _CHANNELS = (1, 3)
 
 

@@ -112,8 +112,6 @@ class PartProfile:
 
 
 _UNITS = {"text": "characters", "bytes": "bytes", "sequence": "items", "sparse": "entries"}
-
-
 _FEW = 12
 """So many different numbers are classes rather than an amount."""
 

@@ -19,20 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echelon.core.hashing import Words, key, words
-from echelon.data.hashing import can_be_hashed, hashed
+from echelon.data.hashing import hashed
 from echelon.data.shards.statistics import Moments
 
 COUNTED = 4096
 """Values that are counted one by one."""
-
-
 KEPT = 16_384
 """Hashes that are kept beyond that: estimates are off by 0.8 % (one standard deviation)."""
-
-
 _PROBE = 4 * COUNTED
-
-
 _HELD = 16 << 20
 """Bytes of values that are counted one by one: documents need not be kept to be told apart."""
 
@@ -110,16 +104,9 @@ class Smallest:
         return Count(round((self._size - 1) / share), False)
 
 
-def can_be_counted(kind: Any) -> bool:
-    return pa.types.is_boolean(kind) or can_be_hashed(kind)
-
-
 # Samples
 
-
 _KEY = key(0x5A4D)
-
-
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -171,21 +158,12 @@ def record_keys(first: int, count: int) -> Words:
 
 # Summaries of numbers
 
-
 SAMPLED = 65_536
 """Numbers in a sample: the share of numbers below an estimated quantile is off by 0.2 %."""
-
-
 QUANTILES = (1, 5, 25, 50, 75, 95, 99)
-
-
 BARS = 40
-
-
 _FAR = 3
 """So many times the span of the middle 98 % are too far to be drawn."""
-
-
 _ROWS = 1 << 15
 """Numbers at a time: what they need stays in the processor's cache."""
 

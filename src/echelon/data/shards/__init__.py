@@ -21,7 +21,6 @@ __all__ = [
     "verify_shards",
     "write_shards",
 ]
-
 __getattr__ = lazily(  # who only writes shards does without torch
     __name__,
     {

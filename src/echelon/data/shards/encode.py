@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = Any
 """An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
-
-
 Encoded: TypeAlias = tuple[Field, Any]
 """A column's field and its Arrow array."""
-
-
 _ACCEPTED = ("array", "tensor", "Sparse", "list of strings", "list of one-dimensional arrays")
 
 
@@ -178,7 +174,6 @@ def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
 
 
 # Arrow columns
-
 
 WIDTH = b"width"
 """Key of the field metadata that says how wide a sparse column is."""

@@ -32,24 +32,17 @@ if TYPE_CHECKING:
 
 # Columns
 
-
 Kind: TypeAlias = Literal["dense", "sequence", "sparse", "string"]
 
 
 # Arrow packs booleans into bits and numpy has no bfloat16: both are kept as plain integers.
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16"}
-
-
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
 DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *_FLOATS,
 )
 """By their names: torch and numpy call them alike."""
-
-
 _INT32_LIMIT = 2**31
 
 
@@ -180,16 +173,9 @@ def unsupported(name: str, what: object, accepted: Sequence[str]) -> DataError:
 
 # The manifest of a set of shards
 
-
 MANIFEST = "manifest.json"
-
-
 FORMAT = "echelon-shards"
-
-
 VERSION = 1
-
-
 BLOCK = 1 << 20
 """Bytes under one checksum: small enough to say which records a damage hit."""
 
@@ -292,7 +278,6 @@ def read_description(path: Path, form: str, version: int, what: str) -> dict[str
 
 # Folders that hold sets
 
-
 USUAL = ("train", "valid", "test")
 
 
@@ -317,7 +302,6 @@ def _place(name: str) -> tuple[int, str]:
 
 
 # The description of prepared data
-
 
 PREPARED = "prepared.json"
 """What describes prepared data: splits, each of which is a folder of shards."""

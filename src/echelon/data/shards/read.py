@@ -372,7 +372,6 @@ def _buffer(column: Any, dtype: np.dtype[Any], count: int) -> Array:
 
 # Finding damage
 
-
 _SHOWN = 5
 """Columns that are named of those that may be damaged."""
 

@@ -183,7 +183,6 @@ def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], sh
 
 # Joining slices
 
-
 LIMIT = 64 << 20
 """Bytes that are joined in memory."""
 

@@ -131,7 +131,6 @@ class _Lengths:
 
 # Moments
 
-
 _BLOCK = 1 << 20
 
 
