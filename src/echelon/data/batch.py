@@ -1,4 +1,8 @@
-"""Columns and batches: take, split, pin, to_device."""
+"""Operations on batches and their columns: take, split, pin, move to a device.
+
+A batch maps names to columns of equal length. A column is dense (a tensor whose first dimension is
+the sample) or sparse (`Sparse`, the rows of a CSR matrix). No function here visits single samples.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from echelon.core.types import Batch, Column, Sparse
 
 
 def size(batch: Batch) -> int:
-    """How many samples it holds."""
+    """Return the number of samples."""
     return length(next(iter(batch.values())))
 
 
@@ -25,7 +29,7 @@ def nbytes(batch: Batch) -> int:
 
 
 def dense(batch: Batch, name: str) -> Tensor:
-    """A column that must be there and must be dense."""
+    """Return a column that must exist and be dense."""
     column = batch.get(name)
     if column is None:
         raise TaskError(f"column {name!r} is needed and missing (columns: {', '.join(batch)})")
@@ -35,10 +39,10 @@ def dense(batch: Batch, name: str) -> Tensor:
 
 
 def split(batch: Batch, sizes: Iterable[int]) -> list[Batch]:
-    """Consecutive parts that share the batch's memory."""
+    """Return consecutive parts of these sizes; they share the batch's memory."""
     lengths = list(sizes)
     parts: list[Batch] = [{} for _ in lengths]
-    # Filling dictionaries column by column takes a third of the time of making them from pairs.
+    # Filling dictionaries column by column takes a third of the time of building them from pairs.
     for name, column in batch.items():
         for part, view in zip(parts, split_column(column, lengths), strict=True):
             part[name] = view
@@ -46,7 +50,7 @@ def split(batch: Batch, sizes: Iterable[int]) -> list[Batch]:
 
 
 def emptied(batch: Batch) -> Batch:
-    """The same columns without a single sample."""
+    """Return the same columns with no samples."""
     return split(batch, [0, size(batch)])[0]
 
 
@@ -55,7 +59,7 @@ def to_device(batch: Batch, device: torch.device, non_blocking: bool = False) ->
 
 
 def pin(batch: Batch) -> Batch:
-    """A copy in memory that a GPU can read while the CPU does something else."""
+    """Return a copy in page-locked memory, which a GPU can read while the CPU works."""
     return {name: pin_column(column) for name, column in batch.items()}
 
 
@@ -63,7 +67,7 @@ def pin(batch: Batch) -> Batch:
 
 
 def as_column(name: str, values: Any) -> Column:
-    """Take a tensor, an array or `Sparse` as it is, without a copy where that can be."""
+    """Return a tensor, an array or a `Sparse` as a column, without a copy where possible."""
     if isinstance(values, Sparse):
         return _checked(name, values)
     if isinstance(values, np.ndarray):
@@ -80,7 +84,7 @@ def _from_array(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind not in "biufc":
         raise DataError(f"column {name!r} holds {array.dtype}: a column is made of numbers")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    # from_numpy warns of a read-only array, such as a memory map. Columns are only read.
+    # from_numpy warns about read-only arrays such as memory maps; columns are only read.
     return torch.from_numpy(array) if array.flags.writeable else from_dlpack(array)
 
 
@@ -99,7 +103,7 @@ def _checked(name: str, column: Sparse) -> Sparse:
 
 
 def length(column: Column) -> int:
-    """How many samples it holds."""
+    """Return the number of samples."""
     return len(column.offsets) - 1 if isinstance(column, Sparse) else len(column)
 
 
@@ -111,12 +115,12 @@ def tensors(column: Column) -> Sequence[Tensor]:
     return column[:3] if isinstance(column, Sparse) else (column,)
 
 
-# torch has no index_select for vectors of these; the bits are the same as those of a signed type.
+# torch has no index_select for these types; a view as a signed type has the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def take(column: Column, rows: Tensor) -> Column:
-    """The samples at these rows, in this order."""
+    """Return the samples at these rows, in this order."""
     if isinstance(column, Sparse):
         return _take_sparse(column, rows.to(column.offsets.device))
     rows = rows.to(column.device)
@@ -140,13 +144,13 @@ def _take_sparse(column: Sparse, rows: Tensor) -> Sparse:
 
 
 def split_column(column: Column, sizes: list[int]) -> Sequence[Column]:
-    """Views of consecutive parts."""
+    """Return views of consecutive parts."""
     if not isinstance(column, Sparse):
-        # The quickest of torch's ways to cut: 0.4 µs a part, where `narrow` takes 1.6. It is unsafe
-        # in that autograd does not learn of the shared memory; data has no gradients.
+        # The fastest way to cut in torch: 0.4 µs per part, where `narrow` takes 1.6. "Unsafe"
+        # means that autograd does not see the shared memory; data has no gradients.
         return torch.unsafe_split_with_sizes(column, sizes)
     bounds = [0, *accumulate(sizes)]
-    # All edges at once: on a GPU, each look at a single number would wait for all work before it.
+    # All edges at once: on a GPU, reading a single number waits for all work before it.
     edges = column.offsets[bounds].tolist()
     rows, entries = pairwise(bounds), pairwise(edges)
     return [
@@ -165,7 +169,7 @@ def column_to_device(column: Column, device: torch.device, non_blocking: bool = 
 
 
 def pin_column(column: Column) -> Column:
-    """In memory a GPU can copy from by itself; what lies on a GPU already stays there."""
+    """Copy to page-locked memory; tensors on a GPU stay where they are."""
     return _each(column, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
 
 

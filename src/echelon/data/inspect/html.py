@@ -1,4 +1,9 @@
-"""Profile page."""
+"""The profile of data as one HTML file that needs no other file and no script.
+
+`page` is the whole document: a summary, then for every part its classes, its columns and example
+records. Columns are cards with a plot; plots are SVG and plain boxes, sharp at any width, and show
+their numbers under the pointer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from echelon.data.inspect.sketches import Figures, Histogram
 
 
 def write_html(profile: Profile, path: str | Path) -> Path:
-    """Write the page, in place of an earlier one, all of it or nothing."""
+    """Write the page atomically, replacing an existing one."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: is a folder, give the name of a file")
@@ -31,28 +36,28 @@ def write_html(profile: Profile, path: str | Path) -> Path:
     return path
 
 
-_HERE = Path(__file__).parent
+_STYLE = Path(__file__).with_name("style.css")
 _COLUMNS = 300
-"""Columns that get a card: a browser has to draw them all."""
+"""Columns that get a card, because a browser has to draw them all."""
 _CLASSES = 60
+"""Classes that get a bar."""
 
 
 def page(profile: Profile) -> str:
-    """The whole document."""
+    """Return the whole document."""
     name = Path(profile.path).name or profile.path
     body = el(
         "body",
         el("header", el("h1", name), el("p", verdict(profile), class_="verdict"), _tiles(profile)),
         el("p", profile.preparation, class_="quiet prepared") if profile.preparation else None,
-        el("main", *(part for found in profile.parts for part in _page_part(found, profile))),
+        el("main", *(part for found in profile.parts for part in _part(found, profile))),
         el("footer", f"{profile.path} · looked at in {figure(profile.seconds)} s by Echelon"),
     )
-    style = (_HERE / "style.css").read_text(encoding="utf-8")
-    return document(name, body, style=style)
+    return document(name, body, style=_STYLE.read_text(encoding="utf-8"))
 
 
 def verdict(profile: Profile) -> str:
-    """`32,561 records of 15 columns, csv; the label is income: 2 classes, 3.2 to 1.`"""
+    """Return e.g. `32,561 records of 15 columns, csv; the label is income: 2 classes, 3.2 to 1.`"""
     first = profile.parts[0]
     words = f"{profile.records:,} records of {len(first.columns):,} columns, {first.format}"
     if len(profile.parts) > 1:
@@ -79,7 +84,7 @@ def _tiles(profile: Profile) -> Html:
     return el("div", join(found), class_="tiles")
 
 
-def _page_part(part: PartProfile, profile: Profile) -> Iterator[Html]:
+def _part(part: PartProfile, profile: Profile) -> Iterator[Html]:
     named = len(profile.parts) > 1
     if named:
         note = f"{part.records:,} records · {size(part.bytes)}"
@@ -115,9 +120,11 @@ def _columns(part: PartProfile) -> Html:
 # One column
 
 _VALUES = 8
+"""Values of a column that get a bar."""
 
 
 def card(column: ColumnProfile) -> Html:
+    """Return a column's card: its plot and its statistics."""
     head = el(
         "figcaption",
         el("h3", column.name or "(no name)"),
@@ -147,9 +154,9 @@ def _plots(column: ColumnProfile) -> Iterator[Html]:
 
 def _facts(column: ColumnProfile) -> Iterator[tuple[str, str]]:
     if column.missing:
-        yield "missing", _part(column.missing, column.records)
+        yield "missing", _count_and_share(column.missing, column.records)
     if column.blank:
-        yield "say nothing", _part(column.blank, column.records)
+        yield "say nothing", _count_and_share(column.blank, column.records)
     if column.distinct is not None:
         yield "different", told(column.distinct)
     if column.span is not None:
@@ -171,7 +178,7 @@ def _figures(found: Figures, unit: str) -> Iterator[tuple[str, str]]:
     yield "mean ± deviation", f"{number(found.mean)} ± {number(found.std)}"
     yield "5, 50, 95 %", _quantiles(found)
     if found.zeros and not unit:
-        yield "zeros", _part(found.zeros, found.count)
+        yield "zeros", _count_and_share(found.zeros, found.count)
     if found.infinite:
         yield "infinite", f"{found.infinite:,}"
 
@@ -181,20 +188,20 @@ def _quantiles(found: Figures) -> str:
     return about + " · ".join(number(found.quantiles[share]) for share in (5, 50, 95))
 
 
-def _part(count: int, whole: int) -> str:
+def _count_and_share(count: int, whole: int) -> str:
     return f"{count:,} ({share(count, whole)})"
 
 
 # Plots
 
 _GAP = 0.12
-"""Of a bar's width, where there are few."""
+"""Gap between bars as a share of their width, for at most 50 bars."""
 _LOWEST = 1.2
-"""Per cent of the height that a bar has at least: one of a million is not none."""
+"""Minimal height of a bar in percent, so that one value in a million is visible."""
 
 
 def histogram(found: Figures, said: str) -> Html:
-    """Bars over an axis; `said` is what they count, for those who cannot see them."""
+    """Return bars over an axis; `said` is what they count, for screen readers."""
     shape = found.histogram
     x = Scale(shape.edges[0], shape.edges[-1])
     whole = sum(shape.counts) + shape.below + shape.above
@@ -222,8 +229,9 @@ def _bar(shape: Histogram, place: int, x: Scale, tallest: int, whole: int) -> Ht
 
 
 def between(low: float, high: float) -> str:
-    """The numbers of a bar; those of whole numbers have their edges between two."""
+    """Return the range of a bar as text, e.g. `3–5` or `0.1 to 0.2`."""
     first, last = math.ceil(low), math.floor(high)
+    # Bars of whole numbers have their edges halfway between two.
     if low - math.floor(low) == 0.5 and high - math.floor(high) == 0.5:
         return f"{first:,}" if first == last else f"{first:,}–{last:,}"
     return f"{number(low)} to {number(high)}"
@@ -253,16 +261,16 @@ def _spoken(found: Figures, said: str) -> str:
 
 
 def values(counts: Mapping[Any, int], total: int, most: int) -> Html:
-    """The most frequent values, each with its share."""
-    rows = [_plot_value(line(value), count, total) for value, count in list(counts.items())[:most]]
+    """Return bars of the `most` most frequent values, each with its share of `total`."""
+    rows = [_value_bar(line(value), count, total) for value, count in list(counts.items())[:most]]
     more = len(counts) - most
     if more > 0:
         rest = total - sum(list(counts.values())[:most])
-        rows.append(_plot_value(f"{more:,} more", rest, total, kind="rest"))
+        rows.append(_value_bar(f"{more:,} more", rest, total, kind="rest"))
     return el("ol", join(rows), class_="values")
 
 
-def _plot_value(name: str, count: int, total: int, kind: str = "") -> Html:
+def _value_bar(name: str, count: int, total: int, kind: str = "") -> Html:
     part = f"--part: {count / max(1, total):.4f}"
     return el(
         "li",
@@ -277,6 +285,7 @@ def _plot_value(name: str, count: int, total: int, kind: str = "") -> Html:
 # Example records
 
 _LARGEST = 512
+"""Height and width up to which an array is shown as an image."""
 _CHANNELS = (1, 3)
 
 
@@ -298,7 +307,7 @@ def _value(value: Any) -> Html | str:
 
 
 def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
-    """[H, W] or [H, W, 3] if this is an image; None if it is not."""
+    """Return an image as [H, W] or [H, W, 3]; None if the value is not an image."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or max(value.shape) > _LARGEST:
         return None
     if value.ndim == 2:

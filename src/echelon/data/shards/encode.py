@@ -1,8 +1,8 @@
-"""Tensors, arrays and Arrow columns → the Arrow types of a shard.
+"""Turns tensors, arrays, lists and Arrow columns into the Arrow columns of a shard.
 
-Columns of any origin, turned into the Arrow arrays that shards are made of.
-
-Nothing is copied where the memory already has the right form.
+`encode` takes a whole batch. Values of Python, numpy and torch go through `encode_column`, Arrow
+columns, as the readers of files give them, through `encode_arrow`. Memory that already has the
+right form is not copied.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 Values: TypeAlias = Any
-"""An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
+"""An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or an Arrow
+array."""
 Encoded: TypeAlias = tuple[Field, Any]
 """A column's field and its Arrow array."""
 _ACCEPTED = ("array", "tensor", "Sparse", "list of strings", "list of one-dimensional arrays")
 
 
 def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]:
-    """The schema of these columns and a record batch of them."""
+    """Return the schema of these columns and a record batch of them."""
     if isinstance(columns, pa.RecordBatch):
         pairs = [
             encode_arrow(field, column)
@@ -75,7 +76,7 @@ def encode_column(name: str, values: Values) -> Encoded:
 
 
 def _is_tensor(values: Values) -> bool:
-    """Without importing torch: where nobody has, there are no tensors."""
+    """Return whether this is a tensor. Does not import torch: without it there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
@@ -131,7 +132,7 @@ def _sequence(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> Encode
                 f"column {name!r}, record {record}: a sequence has one dimension, "
                 f"this one has shape {list(part.shape)}"
             )
-    # An empty list has no type of its own: it must not turn token numbers into floats.
+    # numpy makes an empty list float64, which must not turn token numbers into floats.
     typed = [part for part in parts if part.size] or parts
     flat = np.concatenate(typed)
     field = Field(name, "sequence", _number_type(name, flat.dtype))
@@ -161,7 +162,7 @@ def _sparse(name: str, values: Sparse) -> Encoded:
 
 
 def dense_array(values: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array whose rows are `values[0]`, `values[1]`, …"""
+    """Return an Arrow array with the rows `values[0]`, `values[1]`, …"""
     whole = np.ascontiguousarray(values)
     if whole.ndim == 1:
         return pa.array(whole)
@@ -169,18 +170,18 @@ def dense_array(values: np.ndarray[Any, Any]) -> Any:
 
 
 def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
-    """Row i holds `values[offsets[i]:offsets[i + 1]]`."""
+    """Return an Arrow list array whose row i is `values[offsets[i]:offsets[i + 1]]`."""
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
 
 
 # Arrow columns
 
 WIDTH = b"width"
-"""Key of the field metadata that says how wide a sparse column is."""
+"""Key of the field metadata with the width of a sparse column."""
 
 
 def encode_arrow(field: Any, column: Any) -> tuple[Field, Any]:
-    """The column in the form it is stored in; refuses missing values that have no number."""
+    """Return a column's field and its stored form. Nulls become NaN in floats, else DataError."""
     name, kind = field.name, column.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _arrow_tensor(name, column)
@@ -264,7 +265,7 @@ def _arrow_number_type(name: str, kind: Any) -> str:
 
 
 def check_stored(field: Any) -> None:
-    """Refuse a column that has no stored form, whatever is in it."""
+    """Raise DataError for a column whose type has no stored form."""
     kind = field.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -279,7 +280,7 @@ def check_stored(field: Any) -> None:
 
 
 def sparse_pairs(kind: Any) -> bool:
-    """Whether this is the type of a sparse column."""
+    """Return whether this is the Arrow type of a sparse column."""
     if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
         return False
     return [child.name for child in kind.value_type] == ["index", "value"]

@@ -1,9 +1,12 @@
-"""Map, verify, gather; ShardSource.
+"""Reads a folder of shards: as a source of batches, or as Arrow record batches.
 
-One shard on disk: mapped into memory, checked, and seen as numpy views.
+A shard is mapped into memory, checked, and seen as numpy views (`ShardFile`, `View`). To gather a
+batch, its rows are sorted by shard once; then each column costs one kernel per touched shard, and a
+record is copied as one opaque item of any type. A block whose checksum is wrong is reported with
+the columns and records it may belong to (`Damage`).
 
-The map is private and its file handle is closed at once, so the number of shards is not bound
-by the number of files a process may hold open.
+The map is private and its file handle is closed at once, so the number of shards is not limited by
+the number of files that a process may keep open.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ Array = np.ndarray[Any, Any]
 
 
 class ShardSource:
-    """Samples of a folder of shards, gathered straight from the memory map.
+    """The samples of a folder of shards, gathered directly from the memory map.
 
-    Sequences are padded with 0 to the longest of the batch, and `<name>_length` says how long
-    each one is. Text columns are left out: tensors hold no strings.
+    Sequences are padded with 0 to the longest one of the batch; the column `<name>_length` has
+    their lengths. Text columns are left out, because tensors hold no strings.
 
-    Sizes, Arrow footers and counts are checked here. `verify` compares each shard with its
-    checksums when it is first touched; `verify_shards` does so for the whole set at once.
+    Opening checks sizes, Arrow footers and counts. With `verify`, a shard is compared with its
+    checksums when it is first used; `verify_shards` checks the whole set at once.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class ShardSource:
         self._shards = open_shards(self.folder, self.manifest)
         self._starts = np.array([shard.first for shard in self._shards], np.int64)
         self._unverified = set(map(id, self._shards)) if verify else set[int]()
-        # Padding depends on who else is in the batch, so such batches cannot be made together.
+        # Padding depends on the other samples of a batch: two batches cannot be gathered at once.
         self.chunkable = all(field.kind != "sequence" for field in self.schema)
 
     def __len__(self) -> int:
@@ -113,7 +116,7 @@ def _gather_into(batch: Batch, field: Field, pieces: Sequence[Piece], count: int
 
 
 def verify_shards(folder: str | Path) -> Manifest:
-    """Check every byte of a set against its checksums; the first damage is named."""
+    """Check every byte of a set against its checksums. Raises DataError at the first damage."""
     manifest = read_manifest(folder)
     for shard in open_shards(Path(folder), manifest):
         verify_shard(shard, manifest.block)
@@ -128,13 +131,13 @@ class Piece(NamedTuple):
 
     shard: ShardFile
     local: Array
-    """Record numbers within the shard."""
+    """Record numbers in the shard."""
     where: Any
-    """Their places in the batch: a slice, or numbers."""
+    """Their places in the batch: a slice or an array of indices."""
 
 
 def plan(shards: Sequence[ShardFile], starts: Array, rows: Array) -> list[Piece]:
-    """Sort rows by shard; `starts` has the first row of each shard."""
+    """Group rows by shard; `starts` has the first row of each shard."""
     if len(shards) == 1:
         return [Piece(shards[0], rows, slice(None))]
     owner = np.searchsorted(starts, rows, "right") - 1
@@ -143,7 +146,7 @@ def plan(shards: Sequence[ShardFile], starts: Array, rows: Array) -> list[Piece]
     touched = np.flatnonzero(counts).tolist()
     cuts = np.cumsum(counts[touched]).tolist()
     spans = list(zip(touched, [0, *cuts], cuts, strict=False))
-    if (owner[1:] >= owner[:-1]).all():  # as in a pass without a shuffle
+    if (owner[1:] >= owner[:-1]).all():  # already sorted, as in a pass without shuffling
         return [Piece(shards[n], local[low:high], slice(low, high)) for n, low, high in spans]
     order = np.argsort(owner, kind="stable")
     local = local[order]
@@ -151,7 +154,7 @@ def plan(shards: Sequence[ShardFile], starts: Array, rows: Array) -> list[Piece]
 
 
 _TEMPORARY = 1 << 18
-"""Bytes moved at a time where a record is copied twice: they stay in the processor's cache."""
+"""Bytes copied at a time where records are copied twice, so that they stay in the cache."""
 
 
 def gather_dense(field: Field, pieces: Sequence[Piece], count: int) -> Tensor:
@@ -163,7 +166,7 @@ def gather_dense(field: Field, pieces: Sequence[Piece], count: int) -> Tensor:
     for shard, local, where in pieces:
         items = shard.views[field.name].items
         if isinstance(where, slice):
-            # Rows are known to be in range; "clip" spares numpy a buffer to check them in.
+            # Rows are known to be in range; with "clip" numpy needs no buffer to check them.
             items.take(local, out=out[where], mode="clip")
         elif len(local) <= step:
             out[where] = items[local]
@@ -174,7 +177,7 @@ def gather_dense(field: Field, pieces: Sequence[Piece], count: int) -> Tensor:
 
 
 def gather_sequence(field: Field, pieces: Sequence[Piece], count: int) -> tuple[Tensor, Tensor]:
-    """Sequences padded with 0 to the longest of the batch [count, L], and their lengths."""
+    """Return sequences padded with 0 to the longest one, [count, L], and their lengths [count]."""
     import torch
 
     spans = [_spans(field, piece) for piece in pieces]
@@ -211,7 +214,7 @@ def gather_sparse(field: Field, pieces: Sequence[Piece], count: int) -> Sparse:
 
 
 def _spans(field: Field, piece: Piece) -> tuple[Array, Array]:
-    """Where each record's numbers begin, and how many there are."""
+    """Return where each record's numbers begin and how many there are, checked."""
     view = piece.shard.views[field.name]
     assert view.offsets is not None
     starts = view.offsets[piece.local]
@@ -226,7 +229,7 @@ def _spans(field: Field, piece: Piece) -> tuple[Array, Array]:
 
 
 def ranges(starts: Array, lengths: Array) -> Array:
-    """start, start + 1, … for each (start, length), one after the other."""
+    """Return start, start + 1, …, start + length - 1 for each (start, length), concatenated."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
@@ -237,12 +240,12 @@ def ranges(starts: Array, lengths: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A shard that is open."""
+    """An open shard: its memory and a view per column."""
 
     path: Path
     entry: ShardEntry
     first: int
-    """Number of its first record in the set."""
+    """Number of its first record within the set."""
     memory: Array
     views: dict[str, View]
 
@@ -255,8 +258,8 @@ class ShardFile:
 class View:
     """The memory of one column.
 
-    A dense column is `items`, one opaque item per record. The others have `offsets` (one more
-    than records), `items` (the numbers) and, if sparse, `indices`.
+    A dense column has only `items`, one opaque item per record. Sequences and sparse columns have
+    `offsets` (one more than records), `items` (the numbers) and, if sparse, `indices`.
     """
 
     items: Array
@@ -265,12 +268,12 @@ class View:
 
     @property
     def is_text(self) -> bool:
-        """Texts are not seen as numbers."""
+        """Whether this is a text column, which has no view."""
         return self.offsets is None and not len(self.items)
 
 
 def open_shards(folder: Path, manifest: Manifest) -> list[ShardFile]:
-    """All files of a set, each checked as `open_shard` does."""
+    """Open all shards of a set; see `open_shard` for the checks."""
     firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
     return [
         open_shard(folder, manifest, entry, first)
@@ -279,7 +282,7 @@ def open_shards(folder: Path, manifest: Manifest) -> list[ShardFile]:
 
 
 def open_shard(folder: Path, manifest: Manifest, entry: ShardEntry, first: int) -> ShardFile:
-    """Map the file and check its size, its Arrow footer, its schema and its count of records."""
+    """Map a shard and check its size, its Arrow footer, its schema and its number of records."""
     path = folder / entry.file
     shard = ShardFile(path, entry, first, _map(path, entry, first), {})
     batch = record_batch(shard, manifest)
@@ -309,7 +312,7 @@ def _map(path: Path, entry: ShardEntry, first: int) -> Array:
 
 
 def map_file(path: Path, size: int) -> Array:
-    import torch  # on use: who only looks at files does without
+    import torch  # on use: reading a manifest does not need it
 
     memory = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
     memory.flags.writeable = False
@@ -317,7 +320,7 @@ def map_file(path: Path, size: int) -> Array:
 
 
 def record_batch(shard: ShardFile, manifest: Manifest) -> Any:
-    """The columns as Arrow sees them."""
+    """Return the shard's columns as an Arrow record batch in the mapped memory."""
     try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(shard.memory)))
         batches = reader.num_record_batches
@@ -373,17 +376,17 @@ def _buffer(column: Any, dtype: np.dtype[Any], count: int) -> Array:
 # Finding damage
 
 _SHOWN = 5
-"""Columns that are named of those that may be damaged."""
+"""Possibly damaged columns that are named in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A block that is not as it was written, and the records it may concern."""
+    """A block with a wrong checksum, and the records that may be damaged."""
 
     path: Path
     what: str
     hit: Mapping[str, tuple[int, int]]
-    """Columns that have something in the block, and of which records: it may be any of them."""
+    """The first and last record of each column with bytes in the block."""
 
     @property
     def records(self) -> tuple[int, int]:
@@ -407,13 +410,13 @@ def _named(names: list[str]) -> str:
 
 
 def verify_shard(shard: ShardFile, block: int) -> None:
-    """Compare every block with its checksum; the first that is wrong is named."""
+    """Compare every block with its checksum. Raises DataError at the first that is wrong."""
     for damage in damages(shard, block):
         raise DataError(str(damage))
 
 
 def damages(shard: ShardFile, block: int) -> Iterator[Damage]:
-    """Every block that does not match its checksum."""
+    """Yield every block that does not match its checksum."""
     expected = shard.entry.crc32
     for number, crc32 in enumerate(block_checksums(shard.memory, block)):
         if number >= len(expected) or crc32 != expected[number]:
@@ -428,7 +431,7 @@ def block_checksums(memory: Array, block: int) -> Iterator[int]:
 
 
 def _located(shard: ShardFile, start: int, stop: int) -> dict[str, tuple[int, int]]:
-    """The columns that have something in these bytes of the file, and of which records."""
+    """Return the columns with data in these bytes of the file, and its first and last record."""
     base = shard.memory.__array_interface__["data"][0]
     stop = min(stop, len(shard.memory))
     found: dict[str, list[int]] = {}
@@ -442,9 +445,9 @@ def _located(shard: ShardFile, start: int, stop: int) -> dict[str, tuple[int, in
             if low < high:
                 known += high - low
                 found.setdefault(name, []).extend(_records(shard, view, part, low, high))
-    if known < stop - start:  # nobody knows where texts lie: they may be in the rest
+    if known < stop - start:  # the remaining bytes may be texts, which have no view
         texts = [name for name, view in shard.views.items() if view.is_text]
-        # Nothing of a column, such as the file's own description: all of it may be wrong.
+        # No text and no other column: these bytes are Arrow's own metadata, so all may be wrong.
         rest = texts or ([] if found else shard.views)
         found |= {name: [0, shard.entry.rows - 1] for name in rest}
     return {
@@ -455,10 +458,10 @@ def _located(shard: ShardFile, start: int, stop: int) -> dict[str, tuple[int, in
 
 
 def _records(shard: ShardFile, view: View, part: Array, low: int, high: int) -> tuple[int, int]:
-    """The first and the last record of the shard to which bytes of a part of a column belong."""
+    """Return the first and the last record of the shard with bytes [low, high) of `part`."""
     first, last = low // part.itemsize, (high - 1) // part.itemsize
     if part is view.offsets:
-        first = max(first - 1, 0)  # where a record begins, the one before it ends
+        first = max(first - 1, 0)  # an offset is also the end of the record before it
     elif view.offsets is not None:
         first, last = np.searchsorted(view.offsets, (first, last), "right") - 1
     return int(first), int(min(last, shard.entry.rows - 1))
@@ -468,7 +471,7 @@ def _records(shard: ShardFile, view: View, part: Array, low: int, high: int) -> 
 
 
 def read_shards(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """One record batch per shard; its columns lie in the memory map."""
+    """Yield one record batch per shard; its columns are in the memory map."""
     manifest = read_manifest(path)
     fields = {field.name: field for field in manifest.schema}
     for name in columns or ():
@@ -484,7 +487,7 @@ def read_shards(path: Path, *, columns: Sequence[str] | None = None) -> Iterator
 
 
 def _as_read(field: Field, column: Any) -> Any:
-    """Booleans as booleans again, and bfloat16 as the float32 of the same value."""
+    """Return stored booleans as booleans, and bfloat16 as float32."""
     if field.dtype == "bool" and not field.shape and field.kind == "dense":
         return column.cast(pa.bool_())
     if field.dtype == "bfloat16":

@@ -1,4 +1,13 @@
-"""TODO."""
+"""Writes the same records in the same order as another number of shards.
+
+    source shards, verified → slices → one new shard after the other ─┐
+                                                                      ├ aside → renamed into place
+    all other files (what was fitted, the recipe, …) as they are ─────┘
+
+A shard is one record batch, whose columns are each contiguous. Slices of a few megabytes are joined
+in memory. For more, the numbers of every column are written one after the other to a file aside,
+and that file is mapped: the system may drop its pages whenever it needs the memory.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +48,11 @@ _REPLACE = "say --overwrite (overwrite=True) to replace"
 def reshard(
     folder: str | Path, shards: int, to: str | Path | None = None, *, overwrite: bool = False
 ) -> dict[str, Manifest]:
-    """Write a set, or all parts of a prepared one, anew as so many shards each.
+    """Rewrite a set, or every split of prepared data, as `shards` shards each.
 
-    Without `to` the folder itself is replaced, which wants `overwrite`. Statistics, what was
-    learnt and all other files are kept. Source shards are compared with their checksums: a
-    damaged one is refused, so no damage gets a checksum that fits it.
+    Without `to` the folder itself is replaced, which needs `overwrite`. Statistics and all files
+    that are not shards are kept. Source shards are compared with their checksums first, because a
+    damaged shard would otherwise get a new checksum that matches the damage.
     """
     try:
         return _reshard(Path(folder).resolve(), shards, to, overwrite)
@@ -60,9 +69,9 @@ def _reshard(
         _check(path, manifest, shards)
     facts = read_facts(source)
     target = source if to is None else Path(to).resolve()
-    _refuse_to_replace_shards(source, target, overwrite)
-    # Shards are mapped by it. Ctrl-C while it is imported ends the process on the spot, and would
-    # leave behind what had been begun by then.
+    _refuse_to_replace(source, target, overwrite)
+    # torch maps the shards. Ctrl-C during its import ends the process at once, so it is imported
+    # before there are files to clean up.
     import_module("torch")
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -90,7 +99,7 @@ def _check(path: Path, manifest: Manifest, shards: int) -> None:
         )
 
 
-def _refuse_to_replace_shards(source: Path, target: Path, overwrite: bool) -> None:
+def _refuse_to_replace(source: Path, target: Path, overwrite: bool) -> None:
     if target == source:
         if not overwrite:
             raise DataError(f"{source}: name another folder, or {_REPLACE} this one")
@@ -108,7 +117,7 @@ def _refuse_to_replace_shards(source: Path, target: Path, overwrite: bool) -> No
 
 
 def _copy_others(source: Path, sets: list[Path], aside: Path) -> None:
-    """All that is no shard, as it is."""
+    """Copy all files that are neither shards nor manifests."""
 
     def shards(folder: str, names: list[str]) -> set[str]:
         if Path(folder) not in sets:
@@ -132,7 +141,7 @@ def _write_set(source: Path, manifest: Manifest, shards: int, folder: Path) -> M
 
 
 def _cut(source: Path, manifest: Manifest, shards: int) -> Iterator[list[Any]]:
-    """For each new shard the slices of old ones that it is made of; sizes differ by one at most."""
+    """Yield the slices of old shards that make up each new one; sizes differ by at most one."""
     batches = _batches(source, manifest)
     batch = next(batches)
     for number in range(shards):
@@ -149,7 +158,7 @@ def _cut(source: Path, manifest: Manifest, shards: int) -> Iterator[list[Any]]:
 
 
 def _batches(source: Path, manifest: Manifest) -> Iterator[Any]:
-    """The stored columns of one shard after the other."""
+    """Yield the stored columns of each shard as a record batch, verified."""
     firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
     for entry, first in zip(manifest.shards, firsts, strict=False):
         shard = open_shard(source, manifest, entry, first)
@@ -160,13 +169,13 @@ def _batches(source: Path, manifest: Manifest) -> Iterator[Any]:
 def _write_one(
     folder: Path, number: int, pieces: list[Any], manifest: Manifest, scratch: Path
 ) -> ShardEntry:
-    table = joined(pieces, manifest.schema, scratch)
-    pieces.clear()
+    table = _joined(pieces, manifest.schema, scratch)
+    pieces.clear()  # the caller's list, so that the joined slices are not kept while writing
     return write_shard(folder / f"shard-{number:05d}.arrow", table)
 
 
 def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], shards: int) -> None:
-    """What the preparation told of its shards is told of the new ones."""
+    """Replace what the description of prepared data says about the shards."""
     for name, manifest in made.items():
         facts.setdefault("splits", {})[name] = {
             "rows": manifest.rows,
@@ -174,7 +183,7 @@ def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], sh
             "bytes": manifest.bytes,
         }
         facts["checksums"][f"{name}/{MANIFEST}"] = sha256_file(folder / name / MANIFEST)
-    # Another digest: to prepare it again by the same recipe would give other shards.
+    # Another digest, because preparing again with the same recipe would give other shards.
     facts["digest"] = f"{facts.get('digest')}, {shards} shards"
     (folder / PREPARED).unlink()
     text = json.dumps(sealed(facts), ensure_ascii=False, indent=1)
@@ -184,24 +193,26 @@ def _describe(folder: Path, facts: dict[str, Any], made: dict[str, Manifest], sh
 # Joining slices
 
 LIMIT = 64 << 20
-"""Bytes that are joined in memory."""
+"""Slices up to this many bytes are joined in memory."""
 
 
-def joined(batches: Sequence[Any], schema: Schema, scratch: Path) -> Any:
-    """One table of these batches of stored columns, each column in one piece.
+def _joined(batches: Sequence[Any], schema: Schema, scratch: Path) -> Any:
+    """Return these batches of stored columns as one table whose columns are contiguous.
 
-    Files in the folder `scratch` belong to the table: remove them after it.
+    The table uses files in the folder `scratch`; remove them when it is no longer needed.
     """
     if sum(batch.nbytes for batch in batches) <= LIMIT:
         return pa.Table.from_batches(batches).combine_chunks()
     columns = [
-        _join(field, [batch.column(field.name) for batch in batches], scratch / str(number))
+        _joined_column(
+            field, [batch.column(field.name) for batch in batches], scratch / str(number)
+        )
         for number, field in enumerate(schema)
     ]
     return pa.Table.from_arrays(columns, schema=arrow_schema(schema))
 
 
-def _join(field: Field, pieces: Sequence[Any], path: Path) -> Any:
+def _joined_column(field: Field, pieces: Sequence[Any], path: Path) -> Any:
     if field.kind == "dense":
         arrays = (p.to_numpy_ndarray() if field.shape else p.to_numpy() for p in pieces)
         numbers = _mapped(path, arrays, field.storage)
@@ -238,12 +249,12 @@ def _strings(pieces: Sequence[Any], path: Path) -> Any:
 
 
 def _bounds(piece: Any) -> Any:
-    """Where the texts of a piece begin and end in its buffer."""
+    """Return where the texts of a slice begin and end in its buffer."""
     return np.frombuffer(piece.buffers()[1], np.int64)[piece.offset : piece.offset + len(piece) + 1]
 
 
 def _offsets(pieces: Sequence[Any]) -> Any:
-    """The offsets of all pieces, one after the other."""
+    """Return the offsets of all slices, joined."""
     lengths = np.concatenate([np.diff(piece) for piece in pieces])
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -251,7 +262,7 @@ def _offsets(pieces: Sequence[Any]) -> Any:
 
 
 def _mapped(path: Path, arrays: Iterable[Any], dtype: np.dtype[Any]) -> Any:
-    """These numbers in one piece, in a file."""
+    """Return these arrays as one contiguous array, mapped from a file."""
     with path.open("xb") as file:
         for array in arrays:
             file.write(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)

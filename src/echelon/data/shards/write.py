@@ -1,6 +1,4 @@
-"""Write_shards, reshard.
-
-Writing a folder of shards: streaming, in flat memory, and all or nothing.
+"""Writes a folder of shards from a stream of batches, in constant memory and atomically.
 
 batches → pending → one Arrow file per shard ─┐
                                               ├ in a folder aside → renamed into place
@@ -32,7 +30,7 @@ from echelon.data.shards.layout import (
 from echelon.data.shards.statistics import Statistics
 
 TARGET_BYTES = 64 << 20
-"""About how large a shard is where no number of rows is asked for."""
+"""The approximate size of a shard if no number of rows is given."""
 
 
 def write_shards(
@@ -144,7 +142,7 @@ def write_shard(path: Path, table: Any) -> ShardEntry:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The last file of a set; from then on all of it is on disk."""
+    """Write the last file of a set; when this returns, the whole set is on disk."""
     write_atomic(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1), durable=True)
     fsync(folder)
 
