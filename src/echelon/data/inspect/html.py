@@ -217,10 +217,10 @@ def _bar(shape: Histogram, place: int, x: Scale, tallest: int, whole: int) -> Ht
     left, right = x.place(low), x.place(high)
     gap = _GAP * (right - left) if len(shape.counts) <= 50 else 0.0
     tall = max(_LOWEST, 100 * count / tallest)
-    told = f"{between(low, high)}: {count:,} ({share(count, whole)})"
+    label = f"{between(low, high)}: {count:,} ({share(count, whole)})"
     return el(
         "rect",
-        el("title", told),
+        el("title", label),
         x=f"{100 * left + 50 * gap:.3f}%",
         width=f"{max(0.05, 100 * (right - left - gap)):.3f}%",
         y=f"{100 - tall:.2f}%",

@@ -145,17 +145,3 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the last file of a set; when this returns, the whole set is on disk."""
     write_atomic(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1), durable=True)
     fsync(folder)
-
-
-# --- reshard ---
-# The same records in the same order, in another number of shards.
-#
-# source shards, checked → slices → one shard after the other ─┐
-#                                                              ├ aside → renamed into place
-# all other files (what was learnt, the recipe, …) as they are ┘
-# --- joining ---
-# Record batches made one, in flat memory: what is large is put together in files.
-#
-# A shard is one record batch, whose columns each lie in one piece. A few megabytes are joined in
-# memory. Of more, the numbers of every column are written one after the other to a file aside, and
-# that file is mapped: the system may drop its pages whenever it wants them for something else.

@@ -1,4 +1,4 @@
-"""Another number of shards: the same records, the same statistics, all of it or nothing."""
+"""Resharding keeps records, their order and the statistics, and is atomic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 101
 
 
 def columns() -> dict[str, Any]:
-    """A column of every kind there is."""
+    """A column of every kind."""
     random = np.random.default_rng(0)
     lengths = torch.from_numpy(random.integers(0, 5, ROWS))
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -79,7 +79,7 @@ def test_records_and_their_order_stay_the_same(
 def test_how_it_was_joined_does_not_show(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a byte differs, whether in memory or in files, at once or by a detour."""
+    """The files are identical: joined in memory or in files, directly or in two steps."""
     reshard(folder, 3, tmp_path / "direct")
     reshard(folder, 7, tmp_path / "detour")
     monkeypatch.setattr(resharding, "LIMIT", 0)
@@ -175,7 +175,7 @@ def test_what_is_not_a_set_of_shards_is_not_replaced(folder: Path, tmp_path: Pat
 def test_nothing_is_begun_before_all_that_is_needed_is_imported(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Ctrl-C during the import of torch ends a command on the spot, with no time to tidy up."""
+    """Ctrl-C during the import of torch ends a command at once, without cleaning up."""
     look = (
         "import sys; from echelon.data.shards import reshard as module\n"
         "before = module._copy_others\n"
