@@ -32,6 +32,7 @@ from echelon.data.order import Order, Rows
 from echelon.data.sources import chunkable
 
 Micro: TypeAlias = "list[Batch]"
+"""The micro-batches of one lease."""
 CHUNK_BYTES = 1 << 20
 CHUNK_LEASES = 256
 """Leases are read many at a time, up to these limits, because the fixed cost of a gather, some tens

@@ -52,12 +52,16 @@ class Replay:
         self.run = ""
         self.samples = 0
         self.size = 0
+        """Samples per batch, since the last start."""
         self.version = 0
         self.base = 0
+        """The version of the checkpoint that the journal begins with."""
         self.status: str | None = None
         self.parts: list[Part] = []
+        """All commits that hold: those that a rollback undid are gone."""
         self.generations: dict[int, Generation] = {}
         self.shares: dict[int, list[tuple[int, list[float]]]] = {}
+        """By generation: how a batch is divided from a version on."""
         self.chronicle = Chronicle()
         self._latest: Record | None = None
         self._problems: list[tuple[int, str]] = []

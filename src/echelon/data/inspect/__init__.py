@@ -38,6 +38,7 @@ from echelon.data.shards.layout import (
 from echelon.data.shards.verify import verify
 
 __all__ = ["Profile", "inspect", "verify", "write_html"]
+
 _USUAL_LABELS = ("label", "target", "y", "class")
 """Names of the label column that are recognized, in this order."""
 
@@ -137,21 +138,21 @@ def _read_or_skip_bad(
 
 def _read_all(
     source: Source,
-    coming: Generator[tuple[str, Any]],
+    stream: Generator[tuple[str, Any]],
     label: str | None,
     examples: int,
     told: Callable[[int], None],
 ) -> Looking:
     looking = Looking(examples)
 
-    def heard(records: int) -> None:
+    def progress(records: int) -> None:
         told(records)
         # Fail early, unless a later file of the part may have the column.
         if records and len(source.paths) == 1:
             _check_label(source, label, looking.names)
 
-    with closing(coming) as batches:
-        looking.look(batches, heard)
+    with closing(stream) as batches:
+        looking.look(batches, progress)
     if looking.records:
         _check_label(source, label, looking.names)
     return looking

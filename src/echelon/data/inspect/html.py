@@ -262,10 +262,11 @@ def _spoken(found: Figures, said: str) -> str:
 
 def values(counts: Mapping[Any, int], total: int, most: int) -> Html:
     """Return bars of the `most` most frequent values, each with its share of `total`."""
-    rows = [_value_bar(line(value), count, total) for value, count in list(counts.items())[:most]]
+    shown = list(counts.items())[:most]
+    rows = [_value_bar(line(value), count, total) for value, count in shown]
     more = len(counts) - most
     if more > 0:
-        rest = total - sum(list(counts.values())[:most])
+        rest = total - sum(count for _, count in shown)
         rows.append(_value_bar(f"{more:,} more", rest, total, kind="rest"))
     return el("ol", join(rows), class_="values")
 

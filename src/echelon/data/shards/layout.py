@@ -149,6 +149,11 @@ def arrow_schema(schema: Schema) -> Any:
     return pa.schema([pa.field(field.name, field.arrow_type()) for field in schema])
 
 
+def float32_of_bfloat16(stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return stored bfloat16 numbers (uint16) as float32 of the same value."""
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
 def same_schema(expected: Schema, found: Schema, where: str) -> None:
     """Raise DataError unless the columns equal those of the batches before."""
     names = [field.name for field in expected]
@@ -203,6 +208,13 @@ class Manifest:
     @property
     def bytes(self) -> int:
         return sum(shard.bytes for shard in self.shards)
+
+    def numbered(self) -> Iterator[tuple[ShardEntry, int]]:
+        """Yield each shard with the number of its first record within the set."""
+        first = 0
+        for shard in self.shards:
+            yield shard, first
+            first += shard.rows
 
     def to_json(self) -> dict[str, Any]:
         return {

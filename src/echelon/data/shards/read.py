@@ -14,7 +14,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +29,7 @@ from echelon.data.shards.layout import (
     Schema,
     ShardEntry,
     arrow_schema,
+    float32_of_bfloat16,
     length_name,
     read_manifest,
 )
@@ -274,11 +274,7 @@ class View:
 
 def open_shards(folder: Path, manifest: Manifest) -> list[ShardFile]:
     """Open all shards of a set; see `open_shard` for the checks."""
-    firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
-    return [
-        open_shard(folder, manifest, entry, first)
-        for entry, first in zip(manifest.shards, firsts, strict=False)
-    ]
+    return [open_shard(folder, manifest, entry, first) for entry, first in manifest.numbered()]
 
 
 def open_shard(folder: Path, manifest: Manifest, entry: ShardEntry, first: int) -> ShardFile:
@@ -418,16 +414,12 @@ def verify_shard(shard: ShardFile, block: int) -> None:
 def damages(shard: ShardFile, block: int) -> Iterator[Damage]:
     """Yield every block that does not match its checksum."""
     expected = shard.entry.crc32
-    for number, crc32 in enumerate(block_checksums(shard.memory, block)):
+    for number, start in enumerate(range(0, len(shard.memory), block)):
+        crc32 = zlib.crc32(shard.memory[start : start + block].data)
         if number >= len(expected) or crc32 != expected[number]:
             what = f"corrupt: checksum of block {number} is wrong"
-            hit = _located(shard, number * block, (number + 1) * block)
+            hit = _located(shard, start, start + block)
             yield Damage(shard.path, what, hit)
-
-
-def block_checksums(memory: Array, block: int) -> Iterator[int]:
-    for start in range(0, len(memory), block):
-        yield zlib.crc32(memory[start : start + block].data)
 
 
 def _located(shard: ShardFile, start: int, stop: int) -> dict[str, tuple[int, int]]:
@@ -491,8 +483,8 @@ def _as_read(field: Field, column: Any) -> Any:
     if field.dtype == "bool" and not field.shape and field.kind == "dense":
         return column.cast(pa.bool_())
     if field.dtype == "bfloat16":
-        bits = column.to_numpy_ndarray() if field.shape else column.to_numpy()
-        return dense_array((bits.astype(np.uint32) << 16).view(np.float32))
+        stored = column.to_numpy_ndarray() if field.shape else column.to_numpy()
+        return dense_array(float32_of_bfloat16(stored))
     return column
 
 

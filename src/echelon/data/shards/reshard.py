@@ -4,8 +4,8 @@
                                                                       ├ aside → renamed into place
     all other files (what was fitted, the recipe, …) as they are ─────┘
 
-A shard is one record batch, whose columns are each contiguous. Slices of a few megabytes are joined
-in memory. For more, the numbers of every column are written one after the other to a file aside,
+A shard is one record batch, whose columns are each contiguous. Small slices (`LIMIT`) are joined in
+memory. Of larger ones, the numbers of every column are written one after the other to a file aside,
 and that file is mapped: the system may drop its pages whenever it needs the memory.
 """
 
@@ -16,7 +16,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -159,8 +158,7 @@ def _cut(source: Path, manifest: Manifest, shards: int) -> Iterator[list[Any]]:
 
 def _batches(source: Path, manifest: Manifest) -> Iterator[Any]:
     """Yield the stored columns of each shard as a record batch, verified."""
-    firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
-    for entry, first in zip(manifest.shards, firsts, strict=False):
+    for entry, first in manifest.numbered():
         shard = open_shard(source, manifest, entry, first)
         verify_shard(shard, manifest.block)
         yield record_batch(shard, manifest)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow.compute as pc
 
-from echelon.data.shards.layout import Field, Schema
+from echelon.data.shards.layout import Field, Schema, float32_of_bfloat16
 
 MAX_CLASSES = 1000
 """Values of an integer column are counted only up to this many, as those of class labels."""
@@ -76,7 +76,7 @@ class _DenseStatistics:
     def add(self, column: Any) -> None:
         values = column.to_numpy_ndarray() if self._field.shape else column.to_numpy()
         if self._field.dtype == "bfloat16":
-            values = (values.astype(np.uint32) << 16).view(np.float32)
+            values = float32_of_bfloat16(values)
         self._moments.add(values)
         self._count(values)
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +107,9 @@ def _verify_set(folder: Path, found: Verified, pool: ThreadPoolExecutor) -> None
     found.shards += len(manifest.shards)
     found.records += manifest.rows
     found.bytes += manifest.bytes
-    firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
     waiting = [
         pool.submit(lambda *shard: list(_findings(*shard)), folder, manifest, entry, first)
-        for entry, first in zip(manifest.shards, firsts, strict=False)
+        for entry, first in manifest.numbered()
     ]
     for future in waiting:
         found.findings += future.result()
