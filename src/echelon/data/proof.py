@@ -66,7 +66,7 @@ class Replay:
         self._latest: Record | None = None
         self._problems: list[tuple[int, str]] = []
         """Problems, each with the version at which it showed; a rollback before it removes it."""
-        self._takers: dict[str, Callable[[Entry], None]] = {
+        self._handlers: dict[str, Callable[[Entry], None]] = {
             "begun": self._begun,
             "taken_over": self._taken_over,
             "generation": self._generation,
@@ -78,9 +78,9 @@ class Replay:
 
     def take(self, entry: Entry) -> None:
         """Apply one entry; entries of unknown kinds change nothing."""
-        taker = self._takers.get(entry["kind"])
-        if taker is not None:
-            taker(entry)
+        handler = self._handlers.get(entry["kind"])
+        if handler is not None:
+            handler(entry)
         self.chronicle.take(entry, self.version)
 
     @property
@@ -231,6 +231,8 @@ class Part(NamedTuple):
 
 
 class Generation(NamedTuple):
+    """A fixed set of members that make updates together."""
+
     members: list[int]
     parts: int
     """How many parts a batch is divided into; members that share one model share a part."""
@@ -274,17 +276,17 @@ class Chronicle:
 
     def __init__(self) -> None:
         self.happenings: list[Happening] = []
-        self._sat = self._begun = self._over = False
+        self._was_begun = self._has_generation = self._over = False
         self._time = 0.0
         self._open: list[int] = []
         """Indices of the losses that no `recovered` entry has followed yet."""
         self._undone: dict[int, int] = {}
         """Index of each rollback that is not made up for yet: the version to reach again."""
-        self._takers: dict[str, Callable[[Entry, int], None]] = {
-            "begun": self._sitting,
-            "generation": self._manned,
-            "over": self._ends,
-            "finished": self._ends,
+        self._handlers: dict[str, Callable[[Entry, int], None]] = {
+            "begun": self._begun,
+            "generation": self._generation,
+            "over": self._ended,
+            "finished": self._ended,
             "coordinator": self._coordinator,
             "joined": self._joined,
             "lost": self._lost,
@@ -294,9 +296,9 @@ class Chronicle:
 
     def take(self, entry: Entry, version: int) -> None:
         """Apply one entry; `version` is that of the last commit."""
-        taker = self._takers.get(entry["kind"])
-        if taker is not None:
-            taker(entry, version)
+        handler = self._handlers.get(entry["kind"])
+        if handler is not None:
+            handler(entry, version)
         self._time = entry["time"]
 
     def rolled_back(self, entry: Entry, before: int, version: int) -> None:
@@ -318,17 +320,17 @@ class Chronicle:
             seconds = round(now - happening.time, 3)
             self.happenings[place] = happening._replace(seconds=seconds)
 
-    def _sitting(self, entry: Entry, version: int) -> None:
-        if self._sat:
+    def _begun(self, entry: Entry, version: int) -> None:
+        if self._was_begun:
             count = entry.get("workers")
             text = "1 worker" if count == 1 else f"{count} workers"
             self.happenings.append(Happening("resumed", entry["time"], version, None, text))
-        self._sat, self._begun, self._over = True, False, False
+        self._was_begun, self._has_generation, self._over = True, False, False
 
-    def _manned(self, _entry: Entry, _version: int) -> None:
-        self._begun = True
+    def _generation(self, _entry: Entry, _version: int) -> None:
+        self._has_generation = True
 
-    def _ends(self, _entry: Entry, _version: int) -> None:
+    def _ended(self, _entry: Entry, _version: int) -> None:
         self._over = True
 
     def _coordinator(self, entry: Entry, version: int) -> None:
@@ -337,7 +339,7 @@ class Chronicle:
 
     def _joined(self, entry: Entry, version: int) -> None:
         # Workers that join before the first generation belong to the start of the run.
-        if self._begun:
+        if self._has_generation:
             host = str(entry.get("host")).partition("/")[0]  # the rest separates equal host names
             self._happened(entry, version, f"process {entry.get('pid')} on {host}")
 

@@ -61,6 +61,7 @@ def _same_rows(pairs: Sequence[Encoded]) -> None:
 
 
 def encode_column(name: str, values: Values) -> Encoded:
+    """Return the field of a column and its Arrow array."""
     if isinstance(values, Sparse):
         return _sparse(name, values)
     if _is_tensor(values):
