@@ -26,11 +26,11 @@ class LedgerError(AssertionError):
 
 
 class Ledger:
-    """Hands out leases and records what became of them.
+    """The leases of a run: which positions are free, out on lease, or done at which version.
 
-    It knows positions, not batches or workers: its state is a few intervals whatever the number of
-    steps, and another batch size or another number of workers can go on from it.
-    It is not locked: leases are drawn and committed in one thread.
+    It knows positions, not batches or workers. So its state is a few intervals after any number of
+    steps, and a run can continue from it with another batch size or another number of workers.
+    It takes no lock: one thread draws and commits leases.
     """
 
     dry = False

@@ -40,7 +40,7 @@ of µs, is high for small batches. The batches are views of one gather; its memo
 
 
 class Loader:
-    """Reads the samples of a lease: a pure function of (seed, lease, shard)."""
+    """The reader of a worker's samples. A batch is a pure function of (seed, lease, shard)."""
 
     def __init__(
         self,
