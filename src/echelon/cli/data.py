@@ -235,7 +235,7 @@ def reshard(
 ) -> None:
     """Write the same records, in the same order, as another number of shards."""
     from echelon.core.format import size
-    from echelon.data.shards.write import reshard as write_anew
+    from echelon.data.shards.reshard import reshard as write_anew
 
     if to is None and not overwrite:
         raise UserError(f"say where the new shards go (--to), or --overwrite to replace {folder}")

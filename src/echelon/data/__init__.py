@@ -1,10 +1,15 @@
-"""Data: on disk, in memory, in order, and exactly once.
+"""From files to batches of training samples, each consumed exactly once per epoch.
 
-files ── readers ──┬─ opening ── sources ──┐
-                   └─ shards ──────────────┴─ loader ── batches
-                               order, ledger ──┘
+    files ── formats ──┬─ opening ── sources ─┐
+                       └─ prepare ── shards ──┴─ loader ── batches
+                                 order, ledger ──┘
 
-Nothing is imported before it is used: processes that only prepare data do without torch.
+`formats` reads files. `prepare` runs a recipe over them and writes shards, `opening` carries out
+the data section of a job, and `inspect` profiles a file or folder. `order` shuffles, `ledger` hands
+out ranges of the order, and `loader` turns these ranges into batches. `journal` records a run, and
+`proof` checks afterwards that every sample was consumed once.
+
+Names are imported on first use, because processes that only prepare data do not need torch.
 """
 
 from __future__ import annotations
@@ -71,7 +76,6 @@ __all__ = [
     "verify_shards",
     "write_shards",
 ]
-
 __getattr__ = lazily(
     __name__,
     {

@@ -1,9 +1,8 @@
-"""Crop, flip, cutout, mixup.
+"""Random changes to whole batches of training samples: crop, flip, cutout, mixup.
 
-Changes made to whole batches of training samples, drawn from (seed, epoch, position).
-
-Every one is a pure function of (batch, draws) that changes the column `x` and, but for
-`Normalise`, keeps its dtype.
+An augmentation is a pure function of (batch, draws) that changes the column `x`. Its random numbers
+belong to the samples' positions in the epoch (`Draws`), so a sample is changed in the same way on
+every worker and after every resume. All of them keep the dtype of `x`, except `Normalise`.
 """
 
 from __future__ import annotations
@@ -21,26 +20,10 @@ from echelon.core.errors import TaskError
 from echelon.core.interfaces import Augment, Draws
 from echelon.core.types import Batch
 from echelon.data.batch import dense
-from echelon.data.loader import OwnDraws
-
-# --- compose ---
-# One augmentation after another.
-
-
-@dataclass(frozen=True)
-class Compose:
-    """One after the other, each with random numbers of its own."""
-
-    parts: Sequence[Augment]
-
-    def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        for index, part in enumerate(self.parts):
-            batch = part(batch, OwnDraws(draws, index, len(self.parts)))
-        return batch
 
 
 def from_section(section: AugmentSection) -> Augment | None:
-    """The augmentation that a job asks for."""
+    """Return the augmentation of a job's `augment` section, or None."""
     parts: list[Augment] = []
     if section.crop:
         parts.append(Crop(section.crop))
@@ -53,13 +36,36 @@ def from_section(section: AugmentSection) -> Augment | None:
     return Compose(tuple(parts)) if parts else None
 
 
-# --- images ---
-# Augmentation of images [B, H, W] or [B, C, H, W], of bytes or floats.
+@dataclass(frozen=True)
+class Compose:
+    """Several augmentations in order, each with random numbers of its own."""
+
+    parts: Sequence[Augment]
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        for index, part in enumerate(self.parts):
+            batch = part(batch, OwnDraws(draws, index, len(self.parts)))
+        return batch
+
+
+class OwnDraws:
+    """Every `count`-th draw of another `Draws`, so that its `count` users never share a number."""
+
+    def __init__(self, draws: Draws, index: int, count: int) -> None:
+        self._draws = draws
+        self._index = index
+        self._count = count
+
+    def uniform(self, draw: int) -> Tensor:
+        return self._draws.uniform(draw * self._count + self._index)
+
+
+# Images: [B, H, W] or [B, C, H, W], bytes or floats
 
 
 @dataclass(frozen=True)
 class Crop:
-    """Pad by `padding` zeros on every side and cut out the old size at a random place."""
+    """Pad every side by `padding` zeros and cut out the old size at a random place."""
 
     padding: int
 
@@ -74,20 +80,30 @@ class Crop:
         return {**batch, "x": _windows(planes, top, left, (H, W)).view(x.shape)}
 
 
+def _windows(planes: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return one window [H, W] per image of planes [B, C, ·, ·], gathered line by line."""
+    B, C, high, wide = planes.shape
+    H, W = size
+    lines = planes.as_strided((planes.numel() - W + 1, W), (1, 1))
+    plane = torch.arange(B * C, device=planes.device).view(B, C, 1) * high
+    line = plane + top.view(B, 1, 1) + torch.arange(H, device=planes.device)
+    return lines.index_select(0, (line * wide + left.view(B, 1, 1)).view(-1))
+
+
 @dataclass(frozen=True)
 class Flip:
-    """Mirror about every second image left to right."""
+    """Mirror each image left to right with probability ½."""
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         x = _images(batch, "flip")
         chosen = (draws.uniform(0) < 0.5).nonzero().view(-1)
-        # Half the work of choosing between an image and its mirror image with `where`.
+        # Half the work of `where`, which would mirror every image and then choose.
         return {**batch, "x": x.index_copy(0, chosen, x.index_select(0, chosen).flip(-1))}
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Blank a square with sides of `size` pixels; it may stick out over the edge."""
+    """Blank a square with sides of `size` pixels, which may extend beyond the image."""
 
     size: int
     value: float = 0.0
@@ -103,25 +119,10 @@ class Cutout:
         return {**batch, "x": x.masked_fill(hidden, self.value)}
 
     def _covered(self, drawn: Tensor, side: int) -> Tensor:
-        """Which of the `side` lines the square covers, with its middle on any of them."""
+        """Return which of the `side` lines the square covers; its middle is on any of them."""
         first = _whole(drawn, side) - self.size // 2
         line = torch.arange(side, device=drawn.device) - first[:, None]
         return (line >= 0) & (line < self.size)
-
-
-def _windows(planes: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """A window of this size from each image of [B, C, ·, ·] planes, as a gather of whole lines."""
-    B, C, high, wide = planes.shape
-    H, W = size
-    lines = planes.as_strided((planes.numel() - W + 1, W), (1, 1))
-    plane = torch.arange(B * C, device=planes.device).view(B, C, 1) * high
-    line = plane + top.view(B, 1, 1) + torch.arange(H, device=planes.device)
-    return lines.index_select(0, (line * wide + left.view(B, 1, 1)).view(-1))
-
-
-def _whole(drawn: Tensor, count: int) -> Tensor:
-    """One of `count` whole numbers. The product of a draw just below 1 may round up to `count`."""
-    return (drawn * count).long().clamp_(max=count - 1)
 
 
 def _images(batch: Batch, what: str) -> Tensor:
@@ -133,19 +134,24 @@ def _images(batch: Batch, what: str) -> Tensor:
     return x
 
 
-# --- mixup ---
-# Augmentation that blends samples with one another.
+def _whole(drawn: Tensor, count: int) -> Tensor:
+    """Turn draws in [0, 1) into integers below `count`."""
+    # The product of a draw just below 1 may round up to `count`.
+    return (drawn * count).long().clamp_(max=count - 1)
+
+
+# Blending samples
 
 
 @dataclass(frozen=True)
 class Mixup:
-    """Blend each sample with its neighbour in the batch, with a share from Beta(alpha, alpha).
+    """Blend each sample with its neighbor in the batch, with a share from Beta(alpha, alpha).
 
     Samples 2i and 2i + 1 of a batch are partners (the order is shuffled, so any pairing is as
-    good); an odd last one stays as it is. Where the target `y` is a class, it stays, and two
-    columns are added: `y2`, the partner's class, and `mix`, the share of the sample's own. So a
-    loss remains a (sum, weight) pair: Σ mix·loss(y) + (1 − mix)·loss(y2), over the batch size.
-    A target of floats is blended like `x`.
+    good); the last sample of an odd batch stays as it is. If the target `y` is a class, it stays,
+    and two columns are added: `y2`, the partner's class, and `mix`, the weight of `y`. So a loss
+    remains a (sum, weight) pair: Σ mix·loss(y) + (1 − mix)·loss(y2), over the batch size. A target
+    of floats is blended like `x`.
     """
 
     alpha: float
@@ -162,11 +168,11 @@ class Mixup:
 
 
 def _beta(alpha: float, first: Tensor, second: Tensor) -> Tensor:
-    """Numbers from Beta(alpha, alpha), exactly, from two uniform ones each.
+    """Return numbers distributed exactly as Beta(alpha, alpha), each from two uniform numbers.
 
-    With t² = (u^(−1/alpha) − 1)·cos²(2πv), which is that of a Student's t over its degrees of
-    freedom 2·alpha, ½ ± ½/√(1 + 1/t²) is a symmetric beta (Devroye 1996). Double precision, as
-    a small alpha asks for the far ends.
+    t² = (u^(−1/alpha) − 1)·cos²(2πv) is the square of a Student's t with 2·alpha degrees of
+    freedom, divided by 2·alpha. Then ½ ± ½/√(1 + 1/t²) is a symmetric beta (Devroye 1996). In
+    double precision, because a small alpha needs the far ends.
     """
     u, v = 1 - first.double(), second.double()
     cosine = torch.cos(2 * math.pi * v)
@@ -180,14 +186,13 @@ def _blend(own: Tensor, other: Tensor, share: Tensor) -> Tensor:
     return mixed.to(own.dtype) if own.is_floating_point() else mixed.round_().to(own.dtype)
 
 
-# --- normalise ---
-# Inputs of mean 0 and deviation 1.
+# Scaling
 
 
 class Normalise:
-    """Take away the mean and divide by the deviation, channel by channel or feature by feature.
+    """Subtract the mean and divide by the standard deviation, per channel or per feature.
 
-    The one that changes the dtype: the result is float32.
+    The result is float32.
     """
 
     def __init__(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
@@ -196,9 +201,9 @@ class Normalise:
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:  # noqa: ARG002
         x = dense(batch, "x")
-        # [C] figures of [B, C, H, W] images stand over whole planes.
+        # Means [C] of images [B, C, H, W] apply to whole planes.
         shape = (-1, 1, 1) if x.ndim == 4 and self._mean.ndim == 1 else self._mean.shape
         mean = self._mean.to(x.device).view(shape)
         factor = self._factor.to(x.device).view(shape)
-        # One copy, then in place: three quarters of the time of three tensors.
+        # One copy, then in place: takes three quarters of the time of three new tensors.
         return {**batch, "x": x.to(torch.float32, copy=True).sub_(mean).mul_(factor)}

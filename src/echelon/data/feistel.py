@@ -11,7 +11,6 @@ from echelon.core.hashing import Words, keys
 ROUNDS = 6
 BLOCK = 1 << 14
 """Values permuted at a time: five arrays of this many words stay in a core's own cache."""
-
 _HALF = np.array(32, np.uint64)
 _MULTIPLIER = np.array(0xD6E8FEB86659FD93, np.uint64)
 

@@ -1,8 +1,8 @@
-"""What happened in a run, line by line: appended, never changed, readable after any crash.
+"""The journal of a run: one JSON line per event, appended, never changed, readable after a crash.
 
     {"kind": "committed", "time": 1754.2, "generation": 1, "epoch": 0, "start": 0, "stop": 640, …}
 
-A line counts once its newline is there. Whoever is killed while writing leaves at most one
+A line counts once its newline is written. A process that is killed while writing leaves at most one
 unfinished line at the end, which readers drop and the next writer cuts off.
 """
 
@@ -18,18 +18,17 @@ from typing import Any, Self
 from echelon.core.errors import DataError, TrainingError
 
 JOURNAL = "journal.jsonl"
-"""Its name in a run's folder."""
-
+"""The journal's name in a run's folder."""
 _TAIL = 1 << 16
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class JournalError(TrainingError):
-    """A line could not be written; the journal is as it was before."""
+    """A line could not be written; the journal is unchanged."""
 
 
 class Journal:
-    """Appends to a run's journal. It is not locked: one process writes, in one thread."""
+    """The writer of a run's journal. It takes no lock: one thread of one process writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,18 +51,19 @@ class Journal:
         self.close()
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Append one line. It is the kernel's when this returns: our own death does not lose it."""
+        """Append one line. When this returns, the kernel has it and a killed process keeps it."""
         entry = {"kind": kind, "time": round(time.time(), 3), **fields}
         line = _ENCODER.encode(entry).encode() + b"\n"
         try:
             _write(self._handle, line)
         except OSError as error:
-            os.ftruncate(self._handle, self._length)  # or the next line would follow half of one
+            # Otherwise the next line would follow half a line.
+            os.ftruncate(self._handle, self._length)
             raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
         self._length += len(line)
 
     def sync(self) -> None:
-        """Wait until everything is on disk: then not even a power cut loses it."""
+        """Wait until all lines are on disk, so that a power failure does not lose them."""
         try:
             os.fsync(self._handle)
         except OSError as error:
@@ -76,7 +76,7 @@ class Journal:
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Every line that was finished, in order; a journal that was never begun has none."""
+    """Yield every finished line in order; a journal that does not exist has none."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
 def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:  # what is not UTF-8 is one too
+    except ValueError:  # also raised for bytes that are not UTF-8
         raise DataError(f"{path}, line {number}: is damaged: not JSON") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         raise DataError(f"{path}, line {number}: is damaged: not an object with a kind")
@@ -103,14 +103,14 @@ def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _write(handle: int, line: bytes) -> None:
-    """All of it; a disk that is getting full may take it in parts."""
+    """Write the whole line; a disk that is nearly full may accept it in parts."""
     left = memoryview(line)
     while left:
         left = left[os.write(handle, left) :]
 
 
 def _whole_lines(handle: int) -> int:
-    """How many bytes there are up to the last newline."""
+    """Return how many bytes there are up to and including the last newline."""
     end = os.fstat(handle).st_size
     while end > 0:
         start = max(0, end - _TAIL)

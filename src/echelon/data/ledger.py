@@ -1,4 +1,14 @@
-"""Who consumed what at which version."""
+"""Which part of each epoch was consumed, and by the update to which version.
+
+A lease is a range of an epoch's order on its way to becoming an update:
+
+    free ── leases() ──▶ out on lease ── commit() ────▶ done, at a version
+      ▲                       │       └─ leave_out() ──▶ done, without an update
+      └────── give_back() ────┘
+
+`Ledger` keeps one `EpochPage` per epoch. It also notes its commits as `Record`s, which a journal
+drains and keeps; `proof` replays them after the run.
+"""
 
 from __future__ import annotations
 
@@ -10,78 +20,22 @@ from echelon.core.errors import CheckpointError, RunError
 from echelon.core.types import Lease
 from echelon.data.intervals import Intervals
 
-# --- record ---
-# A stretch of commits: how the ledger tells a journal what it was told.
-
-
-class Record(NamedTuple):
-    """Positions [start, stop) of an epoch, consumed by the updates to versions first … last.
-
-    The updates followed one another and so did their leases, which were all of one size; only the
-    last may have been shorter. Samples that were left out, because their update was not finite,
-    are consumed without an update: they stand between two versions, and `first` is `last` + 1.
-    """
-
-    epoch: int
-    start: int
-    stop: int
-    first: int
-    last: int
-
-    @property
-    def samples(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def left_out(self) -> bool:
-        return self.last < self.first
-
-    def until(self, version: int, size: int) -> Record | None:
-        """What of it was done at `version`, where leases had `size` samples."""
-        if self.last <= version:
-            return self
-        if version < self.first:
-            return None
-        stop = self.start + (version - self.first + 1) * size
-        return self._replace(stop=min(stop, self.stop), last=version)
-
-    def after(self, version: int, size: int) -> Record | None:
-        """What of it was done after `version`, where leases had `size` samples."""
-        if version < self.first:
-            return self
-        if self.last <= version:
-            return None
-        start = self.start + (version - self.first + 1) * size
-        return self._replace(start=min(start, self.stop), first=version + 1)
-
-
-def after(records: Iterable[Record], version: int, size: int) -> list[Record]:
-    """What of these records came after `version`: the rest is known already."""
-    rest = (record.after(version, size) for record in records)
-    return [record for record in rest if record is not None]
-
-
-# --- ledger ---
-# Which part of each epoch was consumed, at which version: the proof of exactly-once.
-
-_NOTHING = [-1] * len(Record._fields)
-"""A record that no commit continues."""
-
 
 class LedgerError(AssertionError):
-    """Someone broke the rules of leasing. A bug, never the user's mistake."""
+    """The rules of leasing were broken. A bug, never the user's mistake."""
 
 
 class Ledger:
-    """Hands out leases and records what became of them.
+    """The leases of a run: which positions are free, out on lease, or done at which version.
 
-    It knows positions, not batches or workers: its state is a few intervals whatever the number of
-    steps, and another batch size or another number of workers can go on from it.
-    It is not locked: leases are drawn and committed in one thread.
+    It knows positions, not batches or workers. So its state is a few intervals after any number of
+    steps, and a run can continue from it with another batch size or another number of workers.
+    It takes no lock: one thread draws and commits leases.
     """
 
     dry = False
-    """Whether others hold all that is left, where leases come from elsewhere."""
+    """Whether other workers hold all remaining samples. Only a ledger that gets its leases from a
+    coordinator can be dry."""
 
     def __init__(self, samples: int) -> None:
         assert samples > 0, f"a ledger of {samples} samples"
@@ -96,7 +50,7 @@ class Ledger:
         """Lease what is free in ascending order, at most `size` at a time.
 
         A returned lease comes first again. Exhausted means that nothing is free *now*: while
-        `remaining` is not 0, leases are out, and those that come back want another call.
+        `remaining` is not 0, leases are out, and those that come back need another call.
         """
         assert size > 0, f"a lease of {size} samples"
         page = self._page(epoch)
@@ -109,7 +63,8 @@ class Ledger:
     def commit(self, lease: Lease, version: int) -> None:
         """Record that the update to `version` consumed this lease, or a part of one.
 
-        A second commit is refused; but as the update was made, it is recorded for the proof.
+        Raises LedgerError on a second commit. It is recorded all the same, because the update was
+        made and the proof must show it.
         """
         epoch, start, stop = lease
         page = self._pages.get(epoch)
@@ -123,7 +78,7 @@ class Ledger:
             self._note(epoch, start, stop, version, version)
 
     def take_in(self, lease: Lease, version: int) -> None:
-        """Record an update that others made of samples that were not out on lease here."""
+        """Record another worker's update of samples that were not out on lease here."""
         epoch, start, stop = lease
         page = self._page(epoch)
         if page.free.take(start, stop):
@@ -131,17 +86,17 @@ class Ledger:
         self.commit(lease, version)
 
     def leave_out(self, lease: Lease, version: int) -> None:
-        """Record that this lease is consumed at `version`, which it did not change."""
+        """Record that this lease is consumed without an update; the version stays `version`."""
         epoch, start, stop = lease
         page = self._page(epoch)
         if not page.out.take(start, stop):
             raise LedgerError(f"{lease} is left out but was not out on lease")
         page.commit(start, stop, version)
         self._note(epoch, start, stop, version + 1, version)
-        self._record = _NOTHING  # an update to the next version is no part of it
+        self._record = _NOTHING  # the next update must not extend this record
 
     def drain(self) -> list[Record]:
-        """What was recorded since this was last called, for a journal."""
+        """Return and forget what was recorded since the last call, for a journal."""
         found = [Record(*record) for record in self._records]
         self._records, self._record = [], _NOTHING
         return found
@@ -155,12 +110,12 @@ class Ledger:
         page.free.add(start, stop)
 
     def give_back_all(self) -> None:
-        """Return everything out on lease: those who held it are gone."""
+        """Return everything out on lease, after its holders were lost."""
         for page in self._pages.values():
             page.give_back_all()
 
     def remaining(self, epoch: int) -> int:
-        """How many samples of the epoch are not committed yet."""
+        """Return how many samples of the epoch are not committed yet."""
         return self.proof(epoch).never
 
     def proof(self, epoch: int) -> Proof:
@@ -170,14 +125,14 @@ class Ledger:
         return page.proof() if page else Proof(self.samples, 0, 0, self.samples)
 
     def versions(self, epoch: int) -> tuple[int, int] | None:
-        """The first and the last version that consumed something of the epoch."""
+        """Return the first and the last version that consumed samples of the epoch."""
         page = self._pages.get(epoch)
         if page is None:
             return self._whole.get(epoch)
         return None if page.first is None or page.last is None else (page.first, page.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was consumed, as plain JSON data."""
+        """Return what was consumed, as plain JSON data."""
         self._file_away()
         pages = sorted(self._pages.items())
         return {
@@ -187,7 +142,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` says."""
+        """Replace everything by `state`; what was out on lease is free again."""
         if state["samples"] != self.samples:
             raise RunError(
                 f"the run began with {state['samples']} training samples and the data now has "
@@ -230,12 +185,8 @@ class Ledger:
         return LedgerError(f"{count} samples of {lease} are committed a second time")
 
 
-# --- ledger_epoch ---
-# One epoch's page of the ledger.
-
-
 class Proof(NamedTuple):
-    """Of `samples` in an epoch, how many were consumed once, more than once, and never."""
+    """How many of an epoch's `samples` were consumed once, more than once, and never."""
 
     samples: int
     once: int
@@ -244,7 +195,7 @@ class Proof(NamedTuple):
 
 
 class EpochPage:
-    """Every position is free, out on lease or done; `twice` is the part of done that was redone."""
+    """One epoch: every position is free, out on lease or done; `twice` is what was done again."""
 
     __slots__ = ("done", "first", "free", "last", "out", "samples", "twice")
 
@@ -258,7 +209,7 @@ class EpochPage:
         self.last: int | None = None
 
     def commit(self, start: int, stop: int, version: int) -> None:
-        """Record what is no longer free or out on lease."""
+        """Record a range that the caller has removed from `free` and `out`."""
         self.done.add(start, stop)
         if self.last is None or version > self.last:
             self.last = version
@@ -266,7 +217,7 @@ class EpochPage:
             self.first = version
 
     def commit_again(self, start: int, stop: int, version: int) -> int:
-        """Record a range of which a part is done already; returns how much of it."""
+        """Record a range that is partly done already, and return how many samples are."""
         again = self.done.common(start, stop)
         for first, last in again:
             self.twice.add(first, last)
@@ -285,7 +236,7 @@ class EpochPage:
         return Proof(self.samples, done - twice, twice, self.samples - done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Leases are not part of it: they do not outlive their holders."""
+        """Return what is done. Leases are left out, because they end with their holders."""
         return {
             "versions": [self.first, self.last],
             "done": [list(pair) for pair in self.done],
@@ -294,7 +245,7 @@ class EpochPage:
 
     @classmethod
     def restored(cls, samples: int, state: Mapping[str, Any]) -> Self:
-        """The page that `state` was taken of; what was out on lease is free again."""
+        """Return the page with this state; what was out on lease is free again."""
         page = cls(samples)
         page.first, page.last = state["versions"]
         for start, stop in state["done"]:
@@ -308,13 +259,65 @@ class EpochPage:
         return page
 
 
-# --- split ---
+class Record(NamedTuple):
+    """Positions [start, stop) of an epoch, consumed by the updates to versions first … last.
+
+    The updates followed one another, and so did their leases. All leases had the same size, except
+    that the last may be shorter. Samples whose update was left out because it was not finite are
+    consumed between two versions; their record has `first` = `last` + 1.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def left_out(self) -> bool:
+        return self.last < self.first
+
+    def until(self, version: int, size: int) -> Record | None:
+        """Return the part that was done at `version`, given leases of `size` samples."""
+        if self.last <= version:
+            return self
+        if version < self.first:
+            return None
+        stop = self.start + (version - self.first + 1) * size
+        return self._replace(stop=min(stop, self.stop), last=version)
+
+    def after(self, version: int, size: int) -> Record | None:
+        """Return the part that was done after `version`, given leases of `size` samples."""
+        if version < self.first:
+            return self
+        if self.last <= version:
+            return None
+        start = self.start + (version - self.first + 1) * size
+        return self._replace(start=min(start, self.stop), first=version + 1)
+
+
+_NOTHING = [-1] * len(Record._fields)
+"""A record that no commit extends."""
+
+
+def after(records: Iterable[Record], version: int, size: int) -> list[Record]:
+    """Return the parts of these records that were done after `version`."""
+    rest = (record.after(version, size) for record in records)
+    return [record for record in rest if record is not None]
+
+
+# Dividing a lease among workers
 
 
 def edges(size: int, shares: Sequence[float]) -> list[int]:
-    """Where the parts of `size` samples begin and end: one more number than there are parts.
+    """Return where the parts of `size` samples begin and end: one number more than there are parts.
 
-    Parts differ from their shares by less than one sample, and equal shares are those of a shard.
+    A part differs from its exact share by less than one sample. Equal shares give the same parts as
+    a `Shard` without shares.
     """
     ends = list(accumulate(shares))
     whole = ends[-1]
@@ -322,5 +325,5 @@ def edges(size: int, shares: Sequence[float]) -> list[int]:
 
 
 def counts(size: int, shares: Sequence[float]) -> list[int]:
-    """How many of `size` samples each part has."""
+    """Return how many of `size` samples each part has."""
     return [stop - start for start, stop in pairwise(edges(size, shares))]

@@ -1,4 +1,12 @@
-"""Leases → micro-batches, prefetch, per-sample randomness."""
+"""Reads the samples of leases as batches, some ahead of their use.
+
+    leases ─▶ chunks of leases ─▶ this worker's rows (order) ─▶ gather ─▶ augment ─▶ batches
+                              └── in a second thread, if that saves time (`ahead`) ──┘
+
+Everything about one sample is a function of (seed, epoch, position): which row it is, and which
+random numbers its augmentation draws (`PositionDraws`). So neither the number of workers nor the
+number of leases per chunk changes a batch.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +24,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.core.hashing import key, words
-from echelon.core.interfaces import Augment, BatchSource, Draws
+from echelon.core.interfaces import Augment, BatchSource
 from echelon.core.types import Batch, Lease, Shard
 from echelon.data import batch as batches
 from echelon.data.ledger import edges
 from echelon.data.order import Order, Rows
 from echelon.data.sources import chunkable
 
-# --- loader ---
-# From leases to batches.
-
 Micro: TypeAlias = "list[Batch]"
-
+"""The micro-batches of one lease."""
 CHUNK_BYTES = 1 << 20
 CHUNK_LEASES = 256
-"""Leases are read many at a time, up to these limits: a gather's fixed cost, some tens of µs, would
-weigh on small batches. Their batches are views of one gather, whose memory is never used again."""
+"""Leases are read many at a time, up to these limits, because the fixed cost of a gather, some tens
+of µs, is high for small batches. The batches are views of one gather; its memory is not reused."""
 
 
 class Loader:
-    """Reads the samples of a lease: a pure function of (seed, lease, shard)."""
+    """The reader of a worker's samples. A batch is a pure function of (seed, lease, shard)."""
 
     def __init__(
         self,
@@ -62,32 +67,32 @@ class Loader:
 
     @property
     def shard(self) -> Shard:
-        """Which part of each lease is read. To be changed between two streams."""
+        """Which part of each lease is read. Change it only between two streams."""
         return self._shard
 
     @shard.setter
     def shard(self, shard: Shard) -> None:
         assert 0 <= shard.index < shard.count, f"{shard} is not a part of a batch"
         self._shard = shard
-        # The most samples to a chunk; not known before the first is read.
+        # The most samples in a chunk; unknown (0) until the first chunk is read.
         self._chunk = 0
 
     def read(self, lease: Lease) -> Micro:
-        """The micro-batches of this lease; fewer, or none, if it has too few samples."""
+        """Return the micro-batches of this lease; fewer, or none, if it has too few samples."""
         return self._read([lease])[0]
 
     def stream(self, leases: Iterable[Lease]) -> Generator[tuple[Lease, Micro], None, None]:
-        """Read lease after lease, some ahead of their use.
+        """Yield each lease with its micro-batches, some read ahead of their use.
 
-        Leases are drawn in the caller's thread, a few chunks before they are handed out. A stream
-        that is not read to its end should be closed; who breaks it off returns what was drawn.
+        Leases are drawn in the caller's thread, a few chunks before they are yielded. Close a
+        stream that you do not read to its end, and return the leases that it had drawn.
         """
         with closing(ahead(self._read, self._chunks(leases), self._prefetch)) as chunks:
             for drawn, read in chunks:
                 yield from zip(drawn, read, strict=True)
 
     def _chunks(self, leases: Iterable[Lease]) -> Iterator[list[Lease]]:
-        """Group leases of one epoch, as long as one more of the same size has room."""
+        """Group consecutive leases of one epoch until one more of the same size would not fit."""
         chunk: list[Lease] = []
         current, room = -1, 0
         for lease in leases:
@@ -144,13 +149,8 @@ class Loader:
         return kept[1]
 
 
-def ranges(samples: int, size: int) -> Iterator[Lease]:
-    """One pass over everything, for evaluation: nothing is to be committed."""
-    return (Lease(0, start, min(start + size, samples)) for start in range(0, samples, size))
-
-
 def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
-    """This member's part of each lease."""
+    """Return this worker's part of each lease, as [start, stop)."""
     index, count = shard.index, shard.count
     if count == 1:
         return [(start, stop) for _, start, stop in leases]
@@ -167,7 +167,7 @@ def _parts(leases: Sequence[Lease], shard: Shard) -> list[tuple[int, int]]:
 
 
 def _positions(ranges: Iterable[tuple[int, int]]) -> Rows:
-    """The numbers in these ranges; neighbours, which is what leases mostly are, become one run."""
+    """Return the positions in these ranges. Adjacent ranges, the usual case, are made in one go."""
     runs: list[tuple[int, int]] = []
     for start, stop in ranges:
         if runs and runs[-1][1] == start:
@@ -183,29 +183,32 @@ def _micro(part: Batch, size: int, count: int) -> Micro:
     return batches.split(part, sizes) if sizes else []
 
 
-# --- prefetch ---
-# Work done ahead of the one who waits for it.
+def ranges(samples: int, size: int) -> Iterator[Lease]:
+    """Return leases for one pass over all samples, for evaluation; they are never committed."""
+    return (Lease(0, start, min(start + size, samples)) for start in range(0, samples, size))
+
+
+# Reading ahead
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 WORTH = 0.02
-"""A thread is started when the lesser of the work and the consumer's own time, which is what it
-would hide, is more than this part of the greater one.
+"""A thread is started when the smaller of the two times, reading and consuming, exceeds this share
+of the larger one: the smaller one is the time that a thread can hide.
 
-Below it there is little to win, and a thread takes the interpreter's lock from the consumer at
-times of its own choosing: for steps of 250 µs, work of 1 % done in line was the faster.
+Below that there is little to gain, and a thread takes the interpreter lock from the consumer at
+arbitrary times: with steps of 250 µs and reads of 1 % of that, reading in line was faster.
 """
 
 
 def ahead(
     work: Callable[[Item], Result], items: Iterator[Item], depth: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """(item, work(item)) for each item in turn, at most `depth` of them made ready ahead.
+    """Yield (item, work(item)) for each item in turn, with at most `depth` results made ahead.
 
-    Items are taken and results handed over in the consumer's thread; another thread does nothing
-    but `work`, so `items` needs no lock. It is started when it is worth it and ended with the
-    generator: by exhaustion, by an error on either side, or by `close`.
+    Items are taken and results yielded in the consumer's thread; the second thread only calls
+    `work`, so `items` needs no lock. The thread starts once it is worth it (`WORTH`) and ends with
+    the generator: by exhaustion, by an error on either side, or by `close`.
     """
     working = consuming = 0.0
     for turn, item in enumerate(items):
@@ -213,7 +216,7 @@ def ahead(
         result = work(item)
         ready = perf_counter()
         yield item, result
-        if turn > 0:  # the first is slowed down by everything that happens only once
+        if turn > 0:  # the first item also pays for everything that happens only once
             working += ready - began
             consuming += perf_counter() - ready
         if depth and min(working, consuming) > WORTH * max(working, consuming):
@@ -228,14 +231,14 @@ def ahead(
 
 
 class _Helper(Generic[Item, Result]):
-    """A thread that works through what it is given, in order."""
+    """A thread that processes items in order."""
 
     def __init__(self, work: Callable[[Item], Result]) -> None:
         self._work = work
         self._todo: SimpleQueue[tuple[Item] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[Item, Result] | BaseException] = SimpleQueue()
         self._stopped = Event()
-        # A daemon, for a consumer that is never closed must not keep the process from ending.
+        # A daemon, because a generator that is never closed must not keep the process alive.
         self._thread = Thread(target=self._run, name="echelon-prefetch", daemon=True)
         self._thread.start()
 
@@ -256,7 +259,7 @@ class _Helper(Generic[Item, Result]):
         return count
 
     def close(self) -> None:
-        """End the thread: it finishes the item it is at, and no other."""
+        """End the thread; it finishes its current item and no other."""
         self._stopped.set()
         self._todo.put(None)
         self._thread.join()
@@ -270,16 +273,15 @@ class _Helper(Generic[Item, Result]):
                 return
 
 
-# --- draws ---
-# Random numbers that belong to samples, not to workers.
+# Random numbers that belong to samples
 
 _TAG = 2
-"""Keeps draws apart from orders, which are hashed from (seed, epoch) too."""
+"""Separates draws from orders, which are hashed from (seed, epoch) too."""
 _DROPPED = np.array(40, np.uint64)  # leaves the 24 bits that a float32 holds exactly
 
 
 class PositionDraws:
-    """Draws for the samples at these positions of an epoch's order."""
+    """Random numbers for the samples at these positions of an epoch's order."""
 
     def __init__(
         self,
@@ -294,20 +296,8 @@ class PositionDraws:
         self._device = device
 
     def uniform(self, draw: int) -> Tensor:
-        """One float32 in [0, 1) per sample, a pure function of (seed, epoch, position, draw)."""
+        """Return one float32 in [0, 1) per sample, a function of (seed, epoch, position, draw)."""
         drawn = words(self._positions, key(_TAG, self._seed, self._epoch, draw))
         drawn >>= _DROPPED
         numbers = torch.from_numpy(drawn.astype(np.float32)).mul_(2.0**-24)
         return numbers if self._device is None else numbers.to(self._device)
-
-
-class OwnDraws:
-    """Every `count`-th draw of another: so `count` users of one `Draws` never share a number."""
-
-    def __init__(self, draws: Draws, index: int, count: int) -> None:
-        self._draws = draws
-        self._index = index
-        self._count = count
-
-    def uniform(self, draw: int) -> Tensor:
-        return self._draws.uniform(draw * self._count + self._index)

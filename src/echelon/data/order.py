@@ -10,7 +10,6 @@ from echelon.core.hashing import Words, key, words
 from echelon.data.feistel import Feistel
 
 Rows = NDArray[np.int64]
-
 MOST = 1 << 62
 _TAG = 1
 """Keeps orders apart from draws, which are hashed from (seed, epoch) too."""

@@ -1,9 +1,14 @@
-"""Journal → replayed state → exactly-once report.
+"""The proof of exactly-once, computed from a run's journal alone.
 
-A journal read from its beginning: what holds after its last line.
+    journal.jsonl ── replay() ──▶ Replay (the commits that hold, events) ── account() ──▶ Account
 
-begun ─ generation ─ committed … ─ lost ─ generation ─ recovered ─ committed … ─ finished
-  └ again after a resume, mostly with `rolled_back`: what came after that version never was
+`Replay` takes the entries in order, `Account` is the report. A journal reads
+
+    begun ─ generation ─ committed … ─ lost ─ generation ─ recovered ─ committed … ─ finished
+      └ again after a resume, mostly with `rolled_back`, which undoes all commits after its version
+
+Positions that were consumed twice or never, and versions that are missing, become `problems` of the
+report. An entry that contradicts the ones before it is an error that names its line.
 """
 
 from __future__ import annotations
@@ -21,61 +26,47 @@ from echelon.data.intervals import Intervals
 from echelon.data.journal import entries
 from echelon.data.ledger import Record, counts
 
-# --- replay ---
-
 Entry = dict[str, Any]
 
 
-class Part(NamedTuple):
-    """A record, and in which circumstances it was made."""
-
-    record: Record
-    generation: int | None
-    """None for what a checkpoint said."""
-    size: int
-    """Samples of a whole lease."""
-    member: int | None = None
-    """Whoever made it alone; None if the generation did it together."""
-
-    def continued_by(self, other: Part) -> bool:
-        """Whether both are one stretch of whole leases."""
-        mine, its = self.record, other.record
-        return (
-            self[1:] == other[1:]
-            and (mine.epoch, mine.stop, mine.last + 1) == (its.epoch, its.start, its.first)
-            and mine.samples % self.size == 0
-            and not (mine.left_out or its.left_out)
-        )
-
-
-class Generation(NamedTuple):
-    members: list[int]
-    parts: int
-    """A batch is cut in so many; members that hold parts of one model share theirs."""
+def replay(path: Path) -> Replay:
+    """Read the whole journal. Raises DataError with the line of the first impossible entry."""
+    found = Replay()
+    for number, entry in enumerate(entries(path), 1):
+        try:
+            found.take(entry)
+        except (Fault, KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{path}, line {number}: {entry['kind']}: {what}") from None
+    return found
 
 
 class Fault(ValueError):
-    """An entry that cannot be."""
+    """An entry that is impossible or contradicts the entries before it."""
 
 
 class Replay:
-    """Takes the entries of a journal one after the other."""
+    """The state of a run after the entries taken so far."""
 
     def __init__(self) -> None:
         self.run = ""
         self.samples = 0
         self.size = 0
+        """Samples per batch, since the last start."""
         self.version = 0
         self.base = 0
+        """The version of the checkpoint that the journal begins with."""
         self.status: str | None = None
         self.parts: list[Part] = []
+        """All commits that hold: those that a rollback undid are gone."""
         self.generations: dict[int, Generation] = {}
         self.shares: dict[int, list[tuple[int, list[float]]]] = {}
+        """By generation: how a batch is divided from a version on."""
         self.chronicle = Chronicle()
         self._latest: Record | None = None
         self._problems: list[tuple[int, str]] = []
-        """What cannot be, and the version at which it came to light."""
-        self._takers: dict[str, Callable[[Entry], None]] = {
+        """Problems, each with the version at which it showed; a rollback before it removes it."""
+        self._handlers: dict[str, Callable[[Entry], None]] = {
             "begun": self._begun,
             "taken_over": self._taken_over,
             "generation": self._generation,
@@ -86,10 +77,10 @@ class Replay:
         }
 
     def take(self, entry: Entry) -> None:
-        """Go on with one entry; of a kind that is unknown here nothing follows."""
-        taker = self._takers.get(entry["kind"])
-        if taker is not None:
-            taker(entry)
+        """Apply one entry; entries of unknown kinds change nothing."""
+        handler = self._handlers.get(entry["kind"])
+        if handler is not None:
+            handler(entry)
         self.chronicle.take(entry, self.version)
 
     @property
@@ -97,7 +88,10 @@ class Replay:
         return [problem for _, problem in self._problems]
 
     def positions(self, version: int, left_out: Iterable[Lease]) -> dict[int, Intervals]:
-        """What was consumed of each epoch at `version`, given what had been left out by then."""
+        """Return the positions of each epoch consumed at `version`.
+
+        `left_out` has all leases that had been left out by then.
+        """
         done: dict[int, Intervals] = {}
         for part in _until(self.parts, version, left_out):
             epoch, start, stop, *_ = part.record
@@ -105,7 +99,7 @@ class Replay:
         return done
 
     def at_odds(self, version: int, left_out: Iterable[Lease]) -> bool:
-        """Whether going on from `version`, given what had been left out, undoes something."""
+        """Return whether going on from `version` undoes commits; see `positions` for `left_out`."""
         return len(list(_until(self.parts, version, left_out))) < len(self.parts)
 
     def _begun(self, entry: Entry) -> None:
@@ -117,7 +111,7 @@ class Replay:
         self.status = None
 
     def _taken_over(self, entry: Entry) -> None:
-        """There was no journal before; a checkpoint tells what was consumed."""
+        """Start from a checkpoint's ledger, because the run had no journal before."""
         version = self.base = self.version = _count(entry, "version")
         ledger, left_out = entry["ledger"], [Lease(*lease) for lease in entry["left_out"]]
         pages = [(n, [(0, self.samples)], (first, last)) for n, first, last in ledger["whole"]]
@@ -158,7 +152,7 @@ class Replay:
         if not record.start < record.stop <= self.samples or record.first > record.last + 1:
             raise Fault(f"a commit of positions {record.start:,} to {record.stop:,} cannot be")
         if record == self._latest:
-            return  # whoever wrote it was interrupted before it could know
+            return  # the writer was interrupted before it knew that its line was written
         self._latest = record
         member = entry.get("member")
         if member is None:
@@ -174,7 +168,7 @@ class Replay:
         self.chronicle.committed(entry["time"], self.version)
 
     def _check_order(self, record: Record) -> None:
-        """Updates made together follow one another."""
+        """Note a problem unless the record begins at the version after the last one."""
         missing, where = record.first - self.version - 1, f"epoch {record.epoch}"
         if missing > 0:
             self._wrong(
@@ -214,23 +208,41 @@ class Replay:
         self._problems.append((version, problem))
 
 
-def replay(path: Path) -> Replay:
-    """The whole journal; an entry that cannot be is named by its line."""
-    found = Replay()
-    for number, entry in enumerate(entries(path), 1):
-        try:
-            found.take(entry)
-        except (Fault, KeyError, TypeError, ValueError, OverflowError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{path}, line {number}: {entry['kind']}: {what}") from None
-    return found
+class Part(NamedTuple):
+    """A record and the circumstances in which it was made."""
+
+    record: Record
+    generation: int | None
+    """None if it is from a checkpoint."""
+    size: int
+    """Samples of a full lease."""
+    member: int | None = None
+    """The worker that made the updates alone; None if the generation made them together."""
+
+    def continued_by(self, other: Part) -> bool:
+        """Return whether `other` extends this part by full leases made in the same way."""
+        mine, its = self.record, other.record
+        return (
+            self[1:] == other[1:]
+            and (mine.epoch, mine.stop, mine.last + 1) == (its.epoch, its.start, its.first)
+            and mine.samples % self.size == 0
+            and not (mine.left_out or its.left_out)
+        )
+
+
+class Generation(NamedTuple):
+    """A fixed set of members that make updates together."""
+
+    members: list[int]
+    parts: int
+    """How many parts a batch is divided into; members that share one model share a part."""
 
 
 def _until(parts: list[Part], version: int, left_out: Iterable[Lease] | None) -> Iterable[Part]:
-    """What of these was done at `version`.
+    """Yield what of these parts was done at `version`.
 
-    Of what was left out at this very version only the caller may know whether it was before the
-    cut or after it: then `left_out` is all that was before.
+    A lease that was left out at exactly this version may have been left out before or after the
+    state of the version was saved. `left_out`, if given, has all leases left out before that.
     """
     known = None if left_out is None else {tuple(lease) for lease in left_out}
     for part in parts:
@@ -256,28 +268,25 @@ def _count(entry: Entry, name: str, least: int = 0) -> int:
     return value
 
 
-# --- chronicle ---
-# What happened in a run beside its updates, and how long it took to get over it.
-
-ChronicleEntry = dict[str, Any]
+# Events beside the updates
 
 
 class Chronicle:
-    """Losses, joins, stalls and rollbacks in their order."""
+    """Losses, joins, stalls and rollbacks in order, and how long it took to recover from them."""
 
     def __init__(self) -> None:
         self.happenings: list[Happening] = []
-        self._sat = self._begun = self._over = False
+        self._was_begun = self._has_generation = self._over = False
         self._time = 0.0
         self._open: list[int] = []
-        """Losses whose recovery is not told yet."""
+        """Indices of the losses that no `recovered` entry has followed yet."""
         self._undone: dict[int, int] = {}
-        """Rollbacks, and the version at which all that they undid is made again."""
-        self._takers: dict[str, Callable[[ChronicleEntry, int], None]] = {
-            "begun": self._sitting,
-            "generation": self._manned,
-            "over": self._ends,
-            "finished": self._ends,
+        """Index of each rollback that is not made up for yet: the version to reach again."""
+        self._handlers: dict[str, Callable[[Entry, int], None]] = {
+            "begun": self._begun,
+            "generation": self._generation,
+            "over": self._ended,
+            "finished": self._ended,
             "coordinator": self._coordinator,
             "joined": self._joined,
             "lost": self._lost,
@@ -285,15 +294,15 @@ class Chronicle:
             "stalled": self._stalled,
         }
 
-    def take(self, entry: ChronicleEntry, version: int) -> None:
-        """Go on with one entry; `version` is the last one on record."""
-        taker = self._takers.get(entry["kind"])
-        if taker is not None:
-            taker(entry, version)
+    def take(self, entry: Entry, version: int) -> None:
+        """Apply one entry; `version` is that of the last commit."""
+        handler = self._handlers.get(entry["kind"])
+        if handler is not None:
+            handler(entry, version)
         self._time = entry["time"]
 
-    def rolled_back(self, entry: ChronicleEntry, before: int, version: int) -> None:
-        """What it cost is counted from the last sign of life before it."""
+    def rolled_back(self, entry: Entry, before: int, version: int) -> None:
+        """Add a rollback. Its cost is counted from the time of the last entry before it."""
         since = self._time or entry["time"]
         lost = max(0, before - version)
         if lost:
@@ -304,114 +313,86 @@ class Chronicle:
         )
 
     def committed(self, now: float, version: int) -> None:
-        """Rollbacks are over when as many updates are made as there had been."""
+        """Set the cost of the rollbacks whose undone updates have been made again by now."""
         for place in [place for place, before in self._undone.items() if before <= version]:
             del self._undone[place]
             happening = self.happenings[place]
             seconds = round(now - happening.time, 3)
             self.happenings[place] = happening._replace(seconds=seconds)
 
-    def _sitting(self, entry: ChronicleEntry, version: int) -> None:
-        if self._sat:
+    def _begun(self, entry: Entry, version: int) -> None:
+        if self._was_begun:
             count = entry.get("workers")
             text = "1 worker" if count == 1 else f"{count} workers"
             self.happenings.append(Happening("resumed", entry["time"], version, None, text))
-        self._sat, self._begun, self._over = True, False, False
+        self._was_begun, self._has_generation, self._over = True, False, False
 
-    def _manned(self, _entry: ChronicleEntry, _version: int) -> None:
-        self._begun = True
+    def _generation(self, _entry: Entry, _version: int) -> None:
+        self._has_generation = True
 
-    def _ends(self, _entry: ChronicleEntry, _version: int) -> None:
+    def _ended(self, _entry: Entry, _version: int) -> None:
         self._over = True
 
-    def _coordinator(self, entry: ChronicleEntry, version: int) -> None:
+    def _coordinator(self, entry: Entry, version: int) -> None:
         if entry.get("again"):
             self._happened(entry, version, f"started again as process {entry.get('pid')}")
 
-    def _joined(self, entry: ChronicleEntry, version: int) -> None:
-        """Whoever is there from the start is no event."""
-        if self._begun:
-            host = str(entry.get("host")).partition("/")[0]  # what follows tells namesakes apart
+    def _joined(self, entry: Entry, version: int) -> None:
+        # Workers that join before the first generation belong to the start of the run.
+        if self._has_generation:
+            host = str(entry.get("host")).partition("/")[0]  # the rest separates equal host names
             self._happened(entry, version, f"process {entry.get('pid')} on {host}")
 
-    def _lost(self, entry: ChronicleEntry, version: int) -> None:
+    def _lost(self, entry: Entry, version: int) -> None:
         if self._over and entry["how"] == "left":
-            return  # the run is at its end, and everybody goes
+            return  # the run is over, and all workers leave
         self._open.append(len(self.happenings))
         why = str(entry.get("why") or "")
         self._happened(entry, version, f"{entry['how']}: {why}" if why else str(entry["how"]))
 
-    def _recovered(self, entry: ChronicleEntry, _version: int) -> None:
+    def _recovered(self, entry: Entry, _version: int) -> None:
         cost, lost = float(entry["seconds"]), entry.get("lost_steps")
         for place in self._open:
             self.happenings[place] = self.happenings[place]._replace(seconds=cost, lost_steps=lost)
         self._open.clear()
 
-    def _stalled(self, entry: ChronicleEntry, version: int) -> None:
+    def _stalled(self, entry: Entry, version: int) -> None:
         self._happened(entry, version, str(entry.get("text", "")))
 
-    def _happened(self, entry: ChronicleEntry, version: int, text: str) -> None:
+    def _happened(self, entry: Entry, version: int, text: str) -> None:
         kind, when, member = entry["kind"], entry["time"], entry.get("member")
         self.happenings.append(Happening(kind, when, version, member, text))
 
 
-# --- account ---
-# What a journal comes to: epochs, members, failures and what they cost.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochAccount:
-    """One epoch: `once`, `left_out`, `twice` and `never` add up to `samples`."""
-
-    epoch: int
-    samples: int
-    once: int
-    left_out: int
-    """Consumed without an update, because theirs was not finite."""
-    twice: int
-    never: int
-    first: int | None
-    last: int | None
-    """The versions that consumed something of it; None if nothing but what was left out."""
-    finished: bool
-    """Nothing is left, or a later epoch has begun."""
-    members: dict[int, int]
-    """Samples processed by each; members that hold parts of one model count the same ones."""
-    twice_at: list[tuple[int, int]]
-    never_at: list[tuple[int, int]]
-
-    @property
-    def exact(self) -> bool:
-        """Nothing twice, and nothing forgotten."""
-        return not self.twice and not (self.finished and self.never)
-
-
 class Happening(NamedTuple):
-    """Something that was no update, and what it cost if that is known."""
+    """An event that is not an update, and its cost if known."""
 
     kind: str
     time: float
     version: int
-    """The last one on record at that time."""
+    """The version of the last commit at that time."""
     member: int | None
     text: str
     seconds: float | None = None
-    """Until the next update was made; of a rollback, until all that it undid was made again."""
+    """Seconds until the next update; for a rollback, until all undone updates were made again."""
     lost_steps: int | None = None
+
+
+# The report
 
 
 @dataclass(slots=True)
 class Account:
-    """All that a journal says about one run."""
+    """The report on one run."""
 
     run: str
     samples: int
     batch_size: int
     version: int
     status: str | None
-    """How it ended; None if it is under way, or was killed."""
+    """How the run ended; None if it is running or was killed."""
     taken_over: int
-    """The version up to which there was no journal and a checkpoint was believed."""
+    """The version of the checkpoint that the journal begins with; 0 if it covers the whole run."""
     epochs: list[EpochAccount]
     generations: int
     happenings: list[Happening]
@@ -423,7 +404,7 @@ class Account:
 
     @property
     def members(self) -> dict[int, int]:
-        """Samples processed by each in all."""
+        """Samples processed by each member in all epochs."""
         total: dict[int, int] = {}
         for epoch in self.epochs:
             for member, count in epoch.members.items():
@@ -431,7 +412,7 @@ class Account:
         return dict(sorted(total.items()))
 
     def as_data(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """Return the report as plain JSON data."""
         return {
             "run": self.run,
             "exactly_once": not self.problems,
@@ -448,15 +429,35 @@ class Account:
         }
 
 
-# --- proof ---
-# The proof of exactly-once, computed from a journal alone.
+@dataclass(frozen=True, slots=True)
+class EpochAccount:
+    """The report on one epoch: `once`, `left_out`, `twice` and `never` add up to `samples`."""
 
-_SHOWN = 3
-"""Ranges named in one line; the others are counted."""
+    epoch: int
+    samples: int
+    once: int
+    left_out: int
+    """Samples consumed without an update, because it was not finite."""
+    twice: int
+    never: int
+    first: int | None
+    last: int | None
+    """The first and last version that consumed samples; None if all of them were left out."""
+    finished: bool
+    """Whether no samples remain or a later epoch has begun."""
+    members: dict[int, int]
+    """Samples processed by each member; members that share one model count the same samples."""
+    twice_at: list[tuple[int, int]]
+    never_at: list[tuple[int, int]]
+
+    @property
+    def exact(self) -> bool:
+        """Whether no sample was consumed twice and, once finished, none was missed."""
+        return not self.twice and not (self.finished and self.never)
 
 
 def account(found: Replay) -> Account:
-    """What was consumed how often, by whom, and what is wrong with it."""
+    """Count how often each position was consumed and by whom, and collect all problems."""
     by_epoch: dict[int, list[Part]] = {}
     for part in found.parts:
         by_epoch.setdefault(part.record.epoch, []).append(part)
@@ -483,20 +484,30 @@ def account(found: Replay) -> Account:
 
 
 def _skipped(epochs: Sequence[int]) -> Iterator[str]:
-    """Epochs of which nothing is known, before others of which something is."""
+    """Yield a problem for epochs without any commit that come before an epoch with one."""
     for before, epoch in pairwise([-1, *epochs]):
         if epoch > before + 1:
             yield f"epochs {before + 1} to {epoch - 1}: all samples never"
 
 
+_SHOWN = 3
+"""Ranges named in a problem; the others are counted."""
+
+
 def broken(epoch: EpochAccount) -> str | None:
-    """One line about an epoch that is not exactly once."""
+    """Return one line about an epoch that is not exact, else None."""
     if epoch.exact:
         return None
     faults = [_ranges("twice", epoch.twice, epoch.twice_at)] if epoch.twice else []
     if epoch.finished and epoch.never:
         faults.append(_ranges("never", epoch.never, epoch.never_at))
     return f"epoch {epoch.epoch}: {', '.join(faults)}"
+
+
+def _ranges(what: str, total: int, ranges: Sequence[tuple[int, int]]) -> str:
+    named = ", ".join(f"{start:,} to {stop:,}" for start, stop in ranges[:_SHOWN])
+    more = f" and {len(ranges) - _SHOWN} more ranges" if len(ranges) > _SHOWN else ""
+    return f"{total:,} samples {what} (positions {named}{more})"
 
 
 def _epoch(found: Replay, number: int, parts: Sequence[Part], followed: bool) -> EpochAccount:
@@ -533,7 +544,7 @@ def _epoch(found: Replay, number: int, parts: Sequence[Part], followed: bool) ->
 
 
 def _processed(found: Replay, part: Part) -> Iterator[tuple[int, int]]:
-    """Who worked on how many samples of it: a lease is split as the loader splits it."""
+    """Yield how many samples of a part each member processed; leases are split as in `Loader`."""
     if part.record.left_out:
         return
     if part.member is not None:
@@ -552,7 +563,7 @@ def _processed(found: Replay, part: Part) -> Iterator[tuple[int, int]]:
 
 
 def _by_shares(found: Replay, part: Part, pieces: int) -> Iterator[tuple[Record, list[float]]]:
-    """A record, cut where the generation's shares changed."""
+    """Cut a part's record where the shares of its generation changed."""
     rest: Record | None = part.record
     shares = [1.0] * pieces
     for version, changed in sorted(found.shares.get(part.generation or 0, [])):
@@ -563,9 +574,3 @@ def _by_shares(found: Replay, part: Part, pieces: int) -> Iterator[tuple[Record,
         rest, shares = rest.after(version - 1, part.size), changed
     if rest is not None:
         yield rest, shares
-
-
-def _ranges(what: str, total: int, ranges: Sequence[tuple[int, int]]) -> str:
-    named = ", ".join(f"{start:,} to {stop:,}" for start, stop in ranges[:_SHOWN])
-    more = f" and {len(ranges) - _SHOWN} more ranges" if len(ranges) > _SHOWN else ""
-    return f"{total:,} samples {what} (positions {named}{more})"

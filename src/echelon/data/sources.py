@@ -1,4 +1,8 @@
-"""Tensors, arrays, torch Datasets, token windows as BatchSource."""
+"""Samples in memory, torch data sets and token sequences as sources of batches.
+
+`as_source` turns anything a user passes as data into a `BatchSource`, which gathers the samples at
+given rows. Sources in files are in `echelon.data.shards`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,6 @@ from echelon.core.errors import DataError, TaskError
 from echelon.core.interfaces import BatchSource
 from echelon.core.types import Batch
 from echelon.data import batch as columns
-from echelon.data.batch import nbytes
-
-# --- sources ---
-# Samples in memory, and how anything a user brings becomes a source of batches.
 
 _CHOICES = (
     "a BatchSource, a mapping of columns (tensors, arrays, Sparse), a torch Dataset or "
@@ -27,8 +27,46 @@ _CHOICES = (
 )
 
 
+def as_source(data: Any) -> BatchSource:
+    """Return the user's data as a source; the message of the `TaskError` lists what is accepted."""
+    source = _as_source(data)
+    if len(source) == 0:
+        raise DataError(f"{type(data).__name__} holds no samples")
+    return source
+
+
+def _as_source(data: Any) -> BatchSource:
+    if isinstance(data, str | Path):
+        # Shards need pyarrow, which columns in memory do not.
+        from echelon.data.shards import ShardSource
+
+        return ShardSource(Path(data))
+    if isinstance(data, Mapping):
+        return ColumnSource(data)
+    # A tensor also has a `gather`, with another meaning.
+    if isinstance(data, BatchSource) and not isinstance(data, Tensor):
+        return data
+    if isinstance(data, IterableDataset):
+        return ColumnSource(read_all(data))
+    if isinstance(data, TorchSubset):
+        return Subset(as_source(data.dataset), torch.as_tensor(data.indices))
+    if isinstance(getattr(data, "tensors", None), tuple):
+        return ColumnSource(dict(zip(names(len(data.tensors)), data.tensors, strict=True)))
+    if isinstance(data, Dataset | list) or _is_map_style(data):
+        return DatasetSource(data)
+    raise TaskError(f"a {type(data).__name__} is not a source of samples: give {_CHOICES}")
+
+
+def _is_map_style(data: Any) -> bool:
+    rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return rows and not isinstance(data, Tensor | tuple | bytes) and not hasattr(data, "__array__")
+
+
+# Samples in memory
+
+
 class ColumnSource:
-    """Columns held in memory; a gather is one kernel per column and keeps its dtype."""
+    """Columns in memory. A gather is one kernel per column and keeps its dtype."""
 
     chunkable = True
 
@@ -47,8 +85,20 @@ class ColumnSource:
         return {name: columns.take(column, rows) for name, column in self.columns.items()}
 
 
+def _common_length(batch: Batch) -> int:
+    (first, column), *others = batch.items()
+    length = columns.length(column)
+    for name, other in others:
+        if columns.length(other) != length:
+            raise DataError(
+                f"columns {first!r} and {name!r} differ in length: {length} and "
+                f"{columns.length(other)} samples"
+            )
+    return length
+
+
 class Subset:
-    """Some rows of another source, in an order of their own."""
+    """Some rows of another source, in the order given."""
 
     def __init__(self, source: BatchSource, rows: Tensor) -> None:
         rows = torch.as_tensor(rows, dtype=torch.int64)
@@ -69,79 +119,27 @@ class Subset:
 
 
 def chunkable(source: BatchSource) -> bool:
-    """Whether gathering two batches at once gives the same as one after the other.
+    """Return whether gathering two batches at once gives the same as one after the other.
 
-    A source that pads a batch to its longest sample must not be chunked, so this holds only
-    for sources that say so with an attribute `chunkable = True`.
+    A source that pads a batch to its longest sample must not be chunked, so a source has to
+    declare an attribute `chunkable = True`.
     """
     return bool(getattr(source, "chunkable", False))
 
 
-def as_source(data: Any) -> BatchSource:
-    """Make a source of whatever the user gave; see the message of `TaskError` for the choices."""
-    source = _as_source(data)
-    if len(source) == 0:
-        raise DataError(f"{type(data).__name__} holds no samples")
-    return source
-
-
-def _as_source(data: Any) -> BatchSource:
-    if isinstance(data, str | Path):
-        # Shards need pyarrow, which columns in memory do not.
-        from echelon.data.shards import ShardSource
-
-        return ShardSource(Path(data))
-    if isinstance(data, Mapping):
-        return ColumnSource(data)
-    # A tensor has `gather` too, but means something else by it.
-    if isinstance(data, BatchSource) and not isinstance(data, Tensor):
-        return data
-    if isinstance(data, IterableDataset):
-        return ColumnSource(read_all(data))
-    if isinstance(data, TorchSubset):
-        return Subset(as_source(data.dataset), torch.as_tensor(data.indices))
-    if isinstance(getattr(data, "tensors", None), tuple):
-        return ColumnSource(dict(zip(names(len(data.tensors)), data.tensors, strict=True)))
-    if isinstance(data, Dataset | list) or _is_map_style(data):
-        return DatasetSource(data)
-    raise TaskError(f"a {type(data).__name__} is not a source of samples: give {_CHOICES}")
-
-
-def _is_map_style(data: Any) -> bool:
-    rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return rows and not isinstance(data, Tensor | tuple | bytes) and not hasattr(data, "__array__")
-
-
-def _common_length(batch: Batch) -> int:
-    (first, column), *others = batch.items()
-    length = columns.length(column)
-    for name, other in others:
-        if columns.length(other) != length:
-            raise DataError(
-                f"columns {first!r} and {name!r} differ in length: {length} and "
-                f"{columns.length(other)} samples"
-            )
-    return length
-
-
-# --- datasets ---
-# Data sets that give one sample at a time, in the manner of torch and Hugging Face.
+# Data sets that give one sample at a time
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
-LARGEST = 1 << 30
-"""An iterable data set may take up this many bytes in memory."""
-_TOGETHER = 1024
-
 
 class DatasetSource:
-    """A map-style data set: it has `__getitem__` and `__len__`.
+    """A map-style data set, with `__getitem__` and `__len__`.
 
-    Samples become columns by `collate`, which may be given: it takes a list of samples and returns
-    columns, as the collators of torch and Hugging Face do. A sample costs a call of Python, as with
-    any loader; data that fits in memory is quicker as a mapping of columns.
+    `collate` takes a list of samples and returns columns, as the collators of torch and Hugging
+    Face do; the default is `collated`. Every sample costs a Python call, as with any loader; data
+    that fits in memory is faster as a mapping of columns.
 
-    It is asked by one thread at a time, but not always by the same one, unless `prefetch` is 0.
+    One thread at a time reads the data set, but not always the same one, unless `prefetch` is 0.
     """
 
     chunkable = False  # a collate function may pad a batch to its longest sample
@@ -164,10 +162,10 @@ class DatasetSource:
 
 
 def collated(samples: list[Any]) -> Batch:
-    """Columns of a list of samples.
+    """Return a list of samples as columns.
 
-    A mapping keeps its names. A tuple becomes x, y, z0, z1, …; a mapping within it keeps its names.
-    Anything else is x.
+    Samples that are mappings keep their names. Tuples become x, y, z0, z1, …; mappings inside them
+    keep their names. Anything else becomes x.
     """
     first = samples[0]
     if isinstance(first, Mapping):
@@ -182,17 +180,37 @@ def collated(samples: list[Any]) -> Batch:
 
 
 def names(count: int) -> list[str]:
-    """What the parts of a tuple are called."""
+    """Return the column names for a tuple of `count` parts."""
     return ["x", "y", *(f"z{extra}" for extra in range(count - 2))][:count]
 
 
+def _stacked(name: str, values: Sequence[Any]) -> Tensor:
+    if isinstance(values[0], list):  # Hugging Face gives vectors as lists; torch would transpose
+        values = [torch.as_tensor(value) for value in values]
+    try:
+        column = default_collate(list(values))
+    except (TypeError, RuntimeError, ValueError) as error:
+        line = str(error).splitlines()[0]
+        raise DataError(f"column {name!r} cannot be made into a batch: {line}") from error
+    if not isinstance(column, Tensor):
+        kind = type(values[0]).__name__
+        raise DataError(f"column {name!r} holds {kind}: turn it into numbers, or leave it out")
+    return column
+
+
+LARGEST = 1 << 30
+"""Bytes of memory that an iterable data set may use."""
+_TOGETHER = 1024
+"""Samples of an iterable data set that are collated at a time."""
+
+
 def read_all(samples: Iterable[Any], limit: int = LARGEST) -> Batch:
-    """Read an iterable data set to its end: it has no positions to shuffle or to lease."""
+    """Read an iterable data set into memory, because it has no positions to shuffle or to lease."""
     parts: list[Batch] = []
     taken, remaining = 0, iter(samples)
     while part := list(islice(remaining, _TOGETHER)):
         parts.append(collated(part))
-        taken += nbytes(parts[-1])
+        taken += columns.nbytes(parts[-1])
         if taken > limit:
             raise DataError(
                 f"{type(samples).__name__} is larger than {limit >> 20} MiB, or has no end: an "
@@ -209,33 +227,13 @@ def _dense(column: Any) -> Tensor:
     return column
 
 
-def _stacked(name: str, values: Sequence[Any]) -> Tensor:
-    if isinstance(values[0], list):  # Hugging Face gives vectors as lists; torch would transpose
-        values = [torch.as_tensor(value) for value in values]
-    try:
-        column = default_collate(list(values))
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise DataError(f"column {name!r} cannot be made into a batch: {_line(error)}") from error
-    if not isinstance(column, Tensor):
-        kind = type(values[0]).__name__
-        raise DataError(f"column {name!r} holds {kind}: turn it into numbers, or leave it out")
-    return column
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]
-
-
-# --- windows ---
-# Windows over one long sequence of tokens, for language models.
-
-
 class WindowSource:
-    """Sample i is the window of `length` tokens from i·stride on; `y` is `x` shifted by one.
+    """Windows over one long sequence of tokens, for language models.
 
-    The windows are never stored: a gather copies out of a strided view of the sequence, once for
-    x and once for y. That is 3 to 4 times as fast as indexing with a table of positions, and
-    leaves both contiguous.
+    Sample i has the `length` tokens from i·stride on as `x`; `y` is `x` shifted by one token. The
+    windows are not stored: a gather copies from a strided view of the sequence, once for x and once
+    for y. That is 3 to 4 times as fast as indexing with a table of positions, and both copies are
+    contiguous.
     """
 
     chunkable = True

@@ -1,11 +1,10 @@
-"""Synthetic click log, scikit-learn's data sets.
+"""Data sets that need no file: a synthetic click log, and those that come with scikit-learn.
 
-A seeded click log whose best possible AUC is known.
-
-Every field's ids are drawn from a skewed (Zipf) distribution. A record's true logit is the sum of
-a hidden effect per id, of products of hidden factors of neighbouring fields, and of effects of
-the numbers; a click is a coin thrown with that chance. No model can rank better than the true
-chance does, so its AUC on the held-out records is the mark to reach.
+The best possible AUC of the click log is known. Every field's ids are drawn from a skewed (Zipf)
+distribution. A record's true logit is the sum of a hidden effect per id, of products of hidden
+factors of neighboring fields, and of effects of the numbers; the record is a click with that
+probability. No model can rank better than the true probability does, so its AUC on the held-out
+records is the goal.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pyarrow as pa
 from echelon.core.errors import DataError, unknown
 from echelon.data.shards.encode import dense_array
 
-# --- clicks ---
+# The click log
 
 Array = np.ndarray[Any, Any]
 _FACTORS = 4
@@ -28,7 +27,7 @@ _FACTORS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClickOptions:
-    """What can be chosen about the log."""
+    """Options of the click log, `data.options` in a job."""
 
     rows: int = 100_000
     fields: int = 8
@@ -59,7 +58,10 @@ class ClickOptions:
 
 
 def make_clicks(options: ClickOptions) -> Any:
-    """A table with `dense` [numbers], `ids` [fields] (from 1 on), `y` and the true `chance`."""
+    """Return a table with `dense` [numbers], `ids` [fields] (from 1 on), `y` and `chance`.
+
+    `chance` is the true probability of a click.
+    """
     random = np.random.default_rng([0xC11C, options.seed])
     ids = _draw_ids(random, options)
     numbers = random.standard_normal((options.rows, options.numbers), np.float32)
@@ -77,17 +79,6 @@ def make_clicks(options: ClickOptions) -> Any:
     )
 
 
-def auc(scores: Array, clicked: Array) -> float:
-    """The chance that a click is ranked above what is none; equal scores count half."""
-    order = np.argsort(scores, kind="stable")
-    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    ranks = np.empty(len(scores))
-    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
-    positive = clicked > 0.5
-    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
-    return float(wins / (positive.sum() * (~positive).sum()))
-
-
 def _draw_ids(random: np.random.Generator, options: ClickOptions) -> Array:
     weights = 1 / np.arange(1, options.vocabulary + 1) ** options.skew
     bounds = np.cumsum(weights / weights.sum())
@@ -102,7 +93,7 @@ def _effects(random: np.random.Generator, ids: Array, options: ClickOptions) -> 
 
 
 def _pairs(random: np.random.Generator, ids: Array, options: ClickOptions) -> Array:
-    """Neighbouring fields act together: the part that no sum over single fields can tell."""
+    """Return the joint effects of neighboring fields, which no sum over single fields can model."""
     hidden = random.standard_normal((options.fields, options.vocabulary, _FACTORS))
     total = np.zeros(options.rows)
     for field in range(options.fields - 1):
@@ -117,21 +108,34 @@ def _of_numbers(random: np.random.Generator, numbers: Array) -> Array:
     return np.asarray(effect / np.sqrt(2 * numbers.shape[1]), np.float64)
 
 
-# --- shipped ---
-# Data sets that come with scikit-learn.
+def auc(scores: Array, clicked: Array) -> float:
+    """Return the probability that a click is ranked above a non-click; equal scores count half."""
+    order = np.argsort(scores, kind="stable")
+    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(scores))
+    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
+    positive = clicked > 0.5
+    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return float(wins / (positive.sum() * (~positive).sum()))
+
+
+# Data sets that come with scikit-learn
 
 SHIPPED = ("breast_cancer", "diabetes", "digits", "wine")
 
 
 def load_shipped(name: str, options: Mapping[str, Any] | None = None) -> tuple[Any, list[str]]:
-    """A table with the features by name (or images `x` [8, 8]) and `target`; names of classes."""
+    """Return a table and the names of its classes (none for a regression target).
+
+    The columns are the features by name, or `x` [8, 8] for images, and `target`.
+    """
     if name == "clicks":
         raise DataError("data set 'clicks' holds categories: it is for the task 'click_rate'")
     if name not in SHIPPED:
         raise DataError(unknown("data.name", name, (*SHIPPED, "clicks")))
     if options:
         raise DataError(f"data set {name!r} takes no options; these were given: {list(options)}")
-    # scikit-learn takes most of a second to import.
+    # Imported on use, because scikit-learn takes most of a second to import.
     from sklearn import datasets
 
     found = getattr(datasets, f"load_{name}")()

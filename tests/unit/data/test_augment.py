@@ -1,4 +1,4 @@
-"""Augmentations are pure functions of (batch, draws), of every sample by itself."""
+"""Augmentations are pure functions of (batch, draws), each sample independent of its batch."""
 
 from __future__ import annotations
 

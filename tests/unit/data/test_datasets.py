@@ -1,4 +1,4 @@
-"""Data sets of torch and Hugging Face are read without subclassing anything of ours."""
+"""Data sets of torch and Hugging Face are read without subclassing a class of Echelon."""
 
 from __future__ import annotations
 

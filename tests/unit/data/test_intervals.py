@@ -1,4 +1,4 @@
-"""Intervals behave like a set of numbers, and stay few."""
+"""`Intervals` behaves like a set of integers and stores few intervals."""
 
 from __future__ import annotations
 

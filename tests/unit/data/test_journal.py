@@ -1,4 +1,4 @@
-"""The journal survives its writers, and says which line is damaged."""
+"""The journal is readable after its writer was killed, and a damaged line is reported by number."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """A disk that is full, as far as this process can tell."""
+    """Limit the size of files, so that writing fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""The ledger hands out every position, takes it back, and can prove what became of it."""
+"""The ledger leases every position, takes leases back, and proves what was consumed."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_state_that_cannot_be_is_refused(done: list[Any]) -> None:
 
 
 def test_a_lease_and_its_commit_cost_next_to_nothing() -> None:
-    """They are on the path of every step; a microsecond each on an idle machine."""
+    """Both are part of every step; each takes a microsecond on an idle machine."""
     times = []
     for _ in range(20):
         ledger = Ledger(32 * 1000)

@@ -1,4 +1,4 @@
-"""What the ledger tells a journal: few records, and nothing lost between two of them."""
+"""The ledger's records for a journal are few and cover every commit."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from echelon.core.types import Batch, Lease, Shard, Sparse
 from echelon.data import loader as loading
-from echelon.data import loader as prefetch
 from echelon.data.augment import Compose, Flip, Mixup
 from echelon.data.ledger import Ledger, Proof
 from echelon.data.loader import Loader, ranges
@@ -77,16 +76,16 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("prefetch_depth", [0, 1, 3])
+@pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("chunk", [1, 3000, 1 << 20])
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 def test_chunks_and_threads_change_nothing(
-    options: dict[str, Any], chunk: int, prefetch_depth: int, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], chunk: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(prefetch, "WORTH", -1.0)
+    monkeypatch.setattr(loading, "WORTH", -1.0)
     single = Loader(columns(), seed=1, **options)
-    streaming = Loader(columns(), seed=1, prefetch=prefetch_depth, **options)
+    streaming = Loader(columns(), seed=1, prefetch=depth, **options)
     leases = [*Ledger(N).leases(0, 50), *Ledger(N).leases(1, 64)]
     streamed = list(streaming.stream(leases))
     assert [lease for lease, _ in streamed] == leases
@@ -98,7 +97,7 @@ def test_chunks_and_threads_change_nothing(
 def test_a_source_that_pads_is_read_batch_by_batch(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "WORTH", -1.0)
+    monkeypatch.setattr(loading, "WORTH", -1.0)
     single, streaming = Loader(Padded(), seed=1), Loader(Padded(), seed=1, prefetch=depth)
     for lease, micro in streaming.stream(Ledger(N).leases(0, 3)):
         assert same(micro, single.read(lease))
@@ -180,7 +179,7 @@ def test_batches_outlive_the_stream() -> None:
 def test_an_epoch_broken_off_and_resumed_is_consumed_once(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "WORTH", -1.0)
+    monkeypatch.setattr(loading, "WORTH", -1.0)
     monkeypatch.setattr(loading, "CHUNK_BYTES", 5000)
     ledger, loader = Ledger(N), Loader(columns(), seed=3, prefetch=depth)
     seen: list[int] = []
@@ -197,7 +196,7 @@ def test_an_epoch_broken_off_and_resumed_is_consumed_once(
 
 
 def test_an_error_of_the_source_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "WORTH", -1.0)
+    monkeypatch.setattr(loading, "WORTH", -1.0)
 
     class Broken(Padded):
         def gather(self, rows: Tensor) -> Batch:

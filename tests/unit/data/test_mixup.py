@@ -1,4 +1,4 @@
-"""Mixup blends neighbours, and says how much of whom."""
+"""Mixup blends neighboring samples and records the share of each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bytes_stay_bytes() -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 3.0])
 def test_shares_come_from_a_beta_distribution(alpha: float) -> None:
-    """By its moments: mean ½, variance 1/(4(2α + 1)), and the fourth one."""
+    """Checked by three moments: mean ½, variance 1/(4(2α + 1)), and the fourth."""
     draws = PositionDraws(0, 0, np.arange(200_000))
     share = _beta(alpha, draws.uniform(0), draws.uniform(1)).double()
     centred = share - 0.5

@@ -1,4 +1,4 @@
-"""An order holds every row once, whichever part of it is asked for."""
+"""An order has every row once, and any part of it can be computed alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_row_comes_once_for_primes_powers_and_neighbours(n: int) -> None:
 
 
 def test_the_network_is_one_to_one_for_all_small_sizes() -> None:
-    """`Order` sorts small sizes out; the network must be right for them too."""
+    """`Order` sorts small sizes instead, but the network must be correct for them too."""
     for n in range(1, 2001):
         values = np.arange(n, dtype=np.uint64)
         Feistel(n, n).permute(values)

@@ -1,7 +1,6 @@
-"""An order looks like a random one: no test of these would tell it from a real shuffle.
+"""An order passes statistical tests of a random shuffle.
 
-The figures are those of fixed seeds, so a test passes or fails for good; the bounds are five
-standard deviations.
+The seeds are fixed, so the results never change; the bounds are five standard deviations.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ Numbers = NDArray[np.int64]
 
 
 def deviation(counts: NDArray[np.int64], expected: NDArray[np.float64] | float) -> float:
-    """How many standard deviations chi² is above what chance would make it."""
+    """Return how many standard deviations chi² is above its expected value."""
     chi2 = float(((counts - expected) ** 2 / expected).sum())
     freedom = counts.size - 1
     return (chi2 - freedom) / math.sqrt(2 * freedom)
 
 
 def evenness(values: Numbers, low: int, n: int) -> float:
-    """The deviation of values that should be even in [low, n)."""
+    """Return the deviation of values that should be uniform in [low, n)."""
     buckets = min(512, n // 4)
     share = np.bincount(np.arange(low, n) * buckets // n, minlength=buckets) / (n - low)
     counts = np.bincount(values.ravel() * buckets // n, minlength=buckets)
@@ -63,7 +62,7 @@ def test_each_position_holds_any_row_over_many_seeds(n: int) -> None:
 @pytest.mark.parametrize("n", [200, 4097, 60_000])
 @pytest.mark.parametrize("lag", [1, 2, 64, "row"])
 def test_neighbours_are_unrelated(n: int, lag: int | str) -> None:
-    """Also at the distance of √n, where the halves of the network repeat."""
+    """Including rows √n apart, where a half of the network's input repeats."""
     distance = lag if isinstance(lag, int) else -(-n // (math.isqrt(n - 1) + 1))
     drawn = orders(n, 400_000 // n)
     steps = (drawn[:, distance:] - drawn[:, :-distance]) % n
@@ -87,7 +86,7 @@ def test_seeds_and_epochs_give_unrelated_orders(n: int) -> None:
 
 
 def test_a_window_meets_the_rows_as_evenly_as_chance() -> None:
-    """Too few rounds would show here: windows of the order that fill up the halves too evenly."""
+    """With too few rounds, windows of the order would cover the halves too evenly."""
     n, side = 10_000, 100
     spread = []
     for seed in range(60):

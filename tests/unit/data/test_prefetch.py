@@ -1,4 +1,4 @@
-"""Work ahead of its use comes in order, is bounded, and ends cleanly however it ends."""
+"""Results made ahead come in order, are limited in number, and leave no thread behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELPER = "echelon-prefetch"
 
 @pytest.fixture
 def threaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make any work worth a thread; it then starts with the second item."""
+    """Make any work worth a thread, which then starts with the second item."""
     monkeypatch.setattr(loader, "WORTH", -1.0)
 
 
@@ -76,7 +76,7 @@ def test_items_are_taken_and_work_is_done_each_in_one_thread() -> None:
 
 
 class Clock:
-    """Time passes only in what is slow, however busy the machine is."""
+    """A clock that only slow calls advance, so that the machine's load does not matter."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Whatever a user brings becomes a source, or is refused with the choices."""
+"""Data of every accepted kind becomes a source; anything else is refused with the choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts cut into tokens, and the tokens' numbers."""
+"""Texts become tokens, and tokens become numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows over tokens: each with its own next tokens."""
+"""Windows over a sequence of tokens, each with the tokens that follow."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""`inspect()`.
+"""Profiles any file or folder of data before anything is done with it: `echelon data inspect`.
 
-Looking at data before anything is done with it.
+    path ── sources ── batches ─┬─ columns, in threads, while the next batch is read
+                                └─ a few example records
+                                         └── Profile ── terminal, JSON, HTML
 
-path ── sources ── batches ─┬─ look: columns, in threads, while the next batch is read
-                            └─ a few examples
-                                     └── Profile ── terminal, JSON, HTML
+A path is divided into parts (`sources`), such as train, valid and test. Each part is read once, by
+the readers of `echelon.data.formats`. If a reader fails at a bad record, the part is read again by
+the tolerant reader of data preparation (`Careful`), which skips bad records and reports them.
 """
 
 from __future__ import annotations
@@ -26,17 +28,19 @@ from echelon.data.formats.streams import plain_name
 from echelon.data.inspect.columns import Looking
 from echelon.data.inspect.html import write_html
 from echelon.data.inspect.profile import ColumnProfile, PartProfile, Profile, Unread
-from echelon.data.shards.layout import MANIFEST, how_prepared, read_facts, shard_sets
-from echelon.data.shards.layout import USUAL as USUAL_SPLITS
+from echelon.data.shards.layout import (
+    MANIFEST,
+    USUAL_SPLITS,
+    how_prepared,
+    read_facts,
+    shard_sets,
+)
 from echelon.data.shards.verify import verify
 
 __all__ = ["Profile", "inspect", "verify", "write_html"]
 
-
-# --- inspect ---
-
-USUAL = ("label", "target", "y", "class")
-"""What the column to predict is called where nobody says."""
+_USUAL_LABELS = ("label", "target", "y", "class")
+"""Names of the label column that are recognized, in this order."""
 
 
 def inspect(
@@ -48,10 +52,10 @@ def inspect(
     told: Callable[[int], None] = lambda _: None,
     **options: Any,
 ) -> Profile:
-    """A profile of any file or folder that can be read, in one pass and flat memory.
+    """Return the profile of a file or folder, read in one pass and in constant memory.
 
-    `label` names the column of classes, which is found by its name if it has a usual one;
-    `options` are those of the format's reader; `told` hears how many records are done.
+    `label` names the column of classes; by default a column with a usual name is taken. `options`
+    go to the reader of the format. `told` is called with the number of records read so far.
     """
     begin = time.monotonic()
     found = sources(Path(path).expanduser(), format, options)
@@ -61,7 +65,7 @@ def inspect(
 
 
 def _preparation(folder: Path) -> str | None:
-    """How the data was prepared; that it cannot be told is worth telling too."""
+    """Return how the data was prepared, or why its description cannot be read."""
     try:
         facts = read_facts(folder)
     except DataError as error:
@@ -72,11 +76,14 @@ def _preparation(folder: Path) -> str | None:
 def _parts(
     found: Sequence[Source], label: str | None, examples: int, told: Callable[[int], None]
 ) -> Iterator[PartProfile]:
-    """Of several parts those that can be read, and of the others why not."""
+    """Yield the profile of each part; for an unreadable part, why it is unreadable.
+
+    Raises DataError if no part is readable.
+    """
     left = len(found)
     for source in found:
         try:
-            yield _look(source, label, examples, told)
+            yield _profile(source, label, examples, told)
         except _NoLabelError:
             raise
         except DataError as error:
@@ -91,14 +98,10 @@ def _parts(
             )
 
 
-class _NoLabelError(DataError):
-    """Asked for by name, and not there: no fault of the data."""
-
-
-def _look(
+def _profile(
     source: Source, label: str | None, examples: int, told: Callable[[int], None]
 ) -> PartProfile:
-    looking, unread = _looked_at(source, label, examples, told)
+    looking, unread = _read_or_skip_bad(source, label, examples, told)
     columns = looking.columns()
     files = source.files()
     return PartProfile(
@@ -114,12 +117,12 @@ def _look(
     )
 
 
-def _looked_at(
+def _read_or_skip_bad(
     source: Source, label: str | None, examples: int, told: Callable[[int], None]
 ) -> tuple[Looking, Unread]:
-    """All of a part at once; if something in it is bad, what is left of it, with care."""
+    """Read a part; if something in it is bad, read it again without the bad records."""
     try:
-        looking = _seen(source, source.batches(), label, examples, told)
+        looking = _read_all(source, source.batches(), label, examples, told)
         if not looking.records:
             raise DataError(f"{source.paths[0]}: empty: it has no records")
         return looking, Unread()
@@ -127,28 +130,29 @@ def _looked_at(
         careful = Careful(source)
         if not careful.possible:
             raise
-        looking = _seen(source, careful.batches(), label, examples, told)
+        looking = _read_all(source, careful.batches(), label, examples, told)
         if not looking.records:
             raise
         return looking, careful.unread
 
 
-def _seen(
+def _read_all(
     source: Source,
-    coming: Generator[tuple[str, Any]],
+    stream: Generator[tuple[str, Any]],
     label: str | None,
     examples: int,
     told: Callable[[int], None],
 ) -> Looking:
     looking = Looking(examples)
 
-    def heard(records: int) -> None:
+    def progress(records: int) -> None:
         told(records)
-        if records and len(source.paths) == 1:  # another file may have another column
+        # Fail early, unless a later file of the part may have the column.
+        if records and len(source.paths) == 1:
             _check_label(source, label, looking.names)
 
-    with closing(coming) as batches:
-        looking.look(batches, heard)
+    with closing(stream) as batches:
+        looking.look(batches, progress)
     if looking.records:
         _check_label(source, label, looking.names)
     return looking
@@ -159,16 +163,20 @@ def _check_label(source: Source, label: str | None, names: Sequence[str]) -> Non
         raise _NoLabelError(f"{source.paths[0]}: {unknown('label column', label, names)}")
 
 
+class _NoLabelError(DataError):
+    """The label column that the user named does not exist; the data itself may be fine."""
+
+
 def _label(columns: Sequence[ColumnProfile]) -> str | None:
     lower = {column.name.lower(): column.name for column in columns}
-    found = next((lower[usual] for usual in USUAL if usual in lower), None)
+    found = next((lower[usual] for usual in _USUAL_LABELS if usual in lower), None)
+    # In files without column names, the label is usually the first column.
     if found is None and columns[0].name == "column0" and columns[0].is_category:
-        return "column0"  # a file without names has the label first
+        return "column0"
     return found
 
 
-# --- sources ---
-# Which parts lie at a path: a file, the files of a folder, or train, valid and test.
+# Finding the parts
 
 _SPLITS = (*USUAL_SPLITS, "training", "validation", "val", "dev", "testing", "eval")
 _ORDER = ("tr", "va", "de", "te", "ev")
@@ -176,13 +184,13 @@ _NOT_DATA = re.compile(
     r"^\.|^readme|^license|\.md$|\.json$|\.ya?ml$|^(quarantine|labels|classes)\."
 )
 _BLOCK = 8 << 20
-"""Arrow reads up to 32 blocks ahead of who looks at them: small ones keep memory flat."""
+"""Bytes per block. Arrow reads up to 32 blocks ahead, so small blocks keep memory low."""
 _BY_BLOCK = ("csv", "tsv", "jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Files that are read one after the other as one part."""
+    """A part of the data: files that are read one after the other."""
 
     name: str
     paths: tuple[Path, ...]
@@ -190,14 +198,14 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def batches(self) -> Generator[tuple[str, Any]]:
-        """Record batches, each with the file it comes from."""
+        """Yield record batches, each with the file it comes from."""
         block = {"block": _BLOCK} if self.format in _BY_BLOCK else {}
         for path in self.paths:
             for batch in read(path, self.format, **{**block, **self.options}):
                 yield str(path), batch
 
     def files(self) -> list[Path]:
-        """All files that are read, also those beside the ones that were named."""
+        """Return all files that are read, including files of labels beside the named ones."""
         found = [file for path in self.paths for file in _files_in(path)]
         if self.format == "idx":
             labels = [labels_beside(path) for path in self.paths]
@@ -205,8 +213,15 @@ class Source:
         return found
 
 
+def _files_in(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
 def sources(path: Path, format: str, options: Mapping[str, Any]) -> list[Source]:
-    """The parts at `path`; `options` go to the reader of each."""
+    """Return the parts at `path`: a file, the files of a folder, or train, valid and test.
+
+    `options` go to the reader of each part.
+    """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_file():
@@ -236,7 +251,7 @@ def _of_sets(path: Path, format: str) -> list[Source]:
 
 
 def _of_splits(path: Path, format: str) -> list[Source]:
-    """Folders called train, test and the like; one alone may be a class of that name."""
+    """Return folders named train, test and so on; a single one may be a class of that name."""
     folders = [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
     splits = [folder for folder in folders if folder.name.lower() in _SPLITS]
     if len(splits) < 2:
@@ -249,7 +264,7 @@ def _of_splits(path: Path, format: str) -> list[Source]:
 
 
 def _of_files(path: Path, format: str) -> list[Source]:
-    """Files that differ in nothing but a number are one part."""
+    """Return the files of a folder; files whose names differ only in numbers are one part."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for file in sorted(path.iterdir()):
         kind = format_of_name(file) if format == "auto" else format
@@ -268,24 +283,19 @@ def _of_files(path: Path, format: str) -> list[Source]:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """What is for training comes first, what is for the end last."""
+    """Return a sort key: training first, then validation, then test, then all others."""
     words = re.split(r"[^a-z]+", name.lower())
     places = [_ORDER.index(word[:2]) for word in words if word in _SPLITS]
     return (places[0] if places else len(_ORDER), name)
 
 
-def _files_in(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+# Files with bad records
 
-
-# --- careful ---
-# Files that hold something bad, read as a preparation reads them: the rest can be looked at.
-
-_FORMATS = ("csv", "tsv", "jsonl", "libsvm", "text")
+_LINE_FORMATS = ("csv", "tsv", "jsonl", "libsvm", "text")
 
 
 class Careful:
-    """A part in which a reader has met something bad."""
+    """A part with bad records, read as data preparation reads it: the other records are used."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -293,16 +303,16 @@ class Careful:
 
     @property
     def possible(self) -> bool:
-        """Whether this format is one of lines, and its settings are those of a recipe."""
+        """Whether the format consists of lines and its options exist in a recipe."""
         known = OPTIONS.get(self._source.format, frozenset())
         return (
-            self._source.format in _FORMATS
+            self._source.format in _LINE_FORMATS
             and self._source.options.keys() <= known
             and all(path.is_file() for path in self._source.paths)
         )
 
     def batches(self) -> Generator[tuple[str, Any]]:
-        """Record batches of what can be read, by the columns of the first block that has any."""
+        """Yield record batches of the good records, with the columns of the first usable block."""
         schema = None
         for block in self._blocks():
             schema = schema if schema is not None else infer(block, {})

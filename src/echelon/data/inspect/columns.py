@@ -1,4 +1,9 @@
-"""Per-column accumulators."""
+"""Accumulates the profile of each column, batch by batch, while the next batch is read.
+
+`Looking` takes the batches of a part and gives every column to its own `Look`, in a pool of
+threads. A `Look` is chosen by the column's Arrow type (`_kind_of`) and uses the sketches of
+`echelon.data.inspect.sketches`, so that memory does not grow with the data.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +26,9 @@ from echelon.data.inspect.sketches import SAMPLED, Distinct, Figures, Numbers, S
 from echelon.data.shards.encode import WIDTH, sparse_pairs
 from echelon.data.shards.statistics import Moments
 
-# --- look ---
-# A stream of record batches, looked at column by column while the next one is being read.
-
 
 class Looking:
-    """All columns of a part, in flat memory whatever its size."""
+    """The columns of a part and a few example records, in constant memory."""
 
     def __init__(self, examples: int) -> None:
         self.records = 0
@@ -34,7 +36,7 @@ class Looking:
         self._examples = _Examples(examples)
 
     def look(self, batches: Iterable[tuple[str, Any]], told: Callable[[int], None]) -> None:
-        """Take in batches, each with where it comes from; `told` hears of records done."""
+        """Add batches, each with the name of its file; call `told` with the records read so far."""
         with ThreadPoolExecutor(os.cpu_count(), "echelon-inspect") as pool:
             waiting: list[Future[None]] = []
             try:
@@ -56,7 +58,7 @@ class Looking:
             yield pool.submit(self._look(where, field, first).add, column, keys)
 
     def _look(self, where: str, field: Any, first: int) -> Look:
-        """Where this column's values go; what was all missing takes whatever comes."""
+        """Return the `Look` of this column. A column that was all null so far takes any type."""
         kind = _kind_of(field.type)
         known = self._looks.get(field.name)
         if isinstance(known, EmptyLook) and kind is not EmptyLook:
@@ -82,42 +84,14 @@ class Looking:
         return list(self._looks)
 
 
-class _Examples:
-    """A few records, evenly out of all of them."""
-
-    def __init__(self, size: int) -> None:
-        self._sample = Sample(max(1, size))
-        self._size = size
-
-    def add(self, batch: Any, keys: Any, first: int) -> None:
-        rows = self._sample.chosen(keys)
-        if not self._size or not len(rows):
-            return
-        found = np.empty(len(rows), object)
-        for place, row in enumerate(rows.tolist()):
-            found[place] = Example(first + row, _values(batch, row))
-        self._sample.add(keys[rows], found)
-
-    def found(self) -> tuple[Example, ...]:
-        values = self._sample.values()
-        return () if values is None else tuple(values)
-
-
-def _values(batch: Any, row: int) -> dict[str, Any]:
-    return {
-        name: _value(column.slice(row, 1))
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-
-
-def _value(cell: Any) -> Any:
-    if isinstance(cell.type, pa.FixedShapeTensorType) and not cell.null_count:
-        return cell.to_numpy_ndarray()[0].copy()
-    return cell[0].as_py()
+def _finish(waiting: list[Future[None]]) -> None:
+    """Wait for the columns of a batch; raise the first error."""
+    for future in waiting:
+        future.result()
 
 
 def _flat(batch: Any) -> Any:
-    """Objects within objects as columns called `outer.inner`."""
+    """Return a batch with nested objects as columns named `outer.inner`."""
     while any(pa.types.is_struct(field.type) for field in batch.schema):
         batch = pa.Table.from_batches([batch]).flatten().combine_chunks().to_batches()[0]
     pairs = [_plain(field, column) for field, column in zip(batch.schema, batch, strict=True)]
@@ -126,7 +100,7 @@ def _flat(batch: Any) -> Any:
 
 
 def _plain(field: Any, column: Any) -> tuple[Any, Any]:
-    """Without dictionaries and views: values as they are. Python has no nanoseconds."""
+    """Return a column without dictionaries and views, and with times in µs, as Python has no ns."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
@@ -168,22 +142,45 @@ def _shaped(kind: Any) -> type[Look]:
     return Look
 
 
-def _finish(waiting: list[Future[None]]) -> None:
-    """Wait for what is under way; its first fault comes out here."""
-    for future in waiting:
-        future.result()
+class _Examples:
+    """A few records, sampled evenly from all of them."""
+
+    def __init__(self, size: int) -> None:
+        self._sample = Sample(max(1, size))
+        self._size = size
+
+    def add(self, batch: Any, keys: Any, first: int) -> None:
+        rows = self._sample.chosen(keys)
+        if not self._size or not len(rows):
+            return
+        found = np.empty(len(rows), object)
+        for place, row in enumerate(rows.tolist()):
+            found[place] = Example(first + row, _values(batch, row))
+        self._sample.add(keys[rows], found)
+
+    def found(self) -> tuple[Example, ...]:
+        values = self._sample.values()
+        return () if values is None else tuple(values)
 
 
-# --- columns ---
-# What one column holds, gathered batch by batch: single numbers, texts and times.
+def _values(batch: Any, row: int) -> dict[str, Any]:
+    return {
+        name: _value(column.slice(row, 1))
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
 
-_BLANK = pa.array(MISSING)
-_WORDS = 4096
-"""Texts whose words are counted: that takes longer than all the rest."""
+
+def _value(cell: Any) -> Any:
+    if isinstance(cell.type, pa.FixedShapeTensorType) and not cell.null_count:
+        return cell.to_numpy_ndarray()[0].copy()
+    return cell[0].as_py()
+
+
+# Columns of single numbers, texts or times
 
 
 class Look:
-    """A column of a kind that nothing more is known of; others build on it."""
+    """A column of any other type, of which only nulls are counted; the base of all kinds."""
 
     kind = "other"
 
@@ -193,7 +190,7 @@ class Look:
         self.missing = 0
 
     def add(self, column: Any, keys: Words) -> None:
-        """Take in a column of a batch, with the keys of its records."""
+        """Add a column of a batch, with the keys of its records."""
         self.seen += len(column)
         if column.null_count:
             self.missing += column.null_count
@@ -203,11 +200,11 @@ class Look:
             self._take(column, keys)
 
     def fits(self, field: Any) -> bool:  # noqa: ARG002
-        """Whether values of this type, which has the same kind, can stand beside those before."""
+        """Return whether a field of the same kind can continue this column."""
         return True
 
     def profile(self, records: int) -> ColumnProfile:
-        """What was found; where the column is absent in some files it is missing."""
+        """Return the profile; records of files without the column count as missing."""
         missing = self.missing + records - self.seen
         return ColumnProfile(
             self.field.name, self.kind, self.type_name(), records, missing, **self._found()
@@ -217,14 +214,14 @@ class Look:
         return str(self.field.type)
 
     def _take(self, column: Any, keys: Words) -> None:
-        """Values without missing ones."""
+        """Add values without nulls."""
 
     def _found(self) -> dict[str, Any]:
         return {}
 
 
 class EmptyLook(Look):
-    """Nothing but missing values."""
+    """A column of nulls only."""
 
     kind = "empty"
 
@@ -242,7 +239,7 @@ class NumberLook(Look):
         return bool(pa.types.is_boolean(field.type) == pa.types.is_boolean(self._kind))
 
     def _take(self, column: Any, keys: Words) -> None:
-        if column.type != self._kind:  # another file may have other numbers
+        if column.type != self._kind:  # another file may have another type of numbers
             if pa.types.is_floating(column.type) and pa.types.is_integer(self._kind):
                 self._kind = self._distinct.kind = pa.float64()
             column = column.cast(self._kind, safe=False)
@@ -260,12 +257,17 @@ class NumberLook(Look):
 
 
 def _counted_as(kind: Any) -> Any:
-    """A type of numbers that all kernels know."""
+    """Return a type of numbers that all kernels support."""
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_decimal(kind):
         return pa.float64()
     return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+_BLANK = pa.array(MISSING)
+_WORDS = 4096
+"""Texts whose words are counted; counting words takes longer than everything else."""
 
 
 class TextLook(Look):
@@ -279,7 +281,7 @@ class TextLook(Look):
         self._blank = 0
 
     def type_name(self) -> str:
-        return "string"  # however long its offsets are
+        return "string"  # the same for string and large_string
 
     def _take(self, column: Any, keys: Words) -> None:
         lengths = pc.utf8_length(column).to_numpy()
@@ -301,7 +303,7 @@ class TextLook(Look):
 
 
 def _words(texts: Any) -> np.ndarray[Any, Any]:
-    """How many words each text has, between spaces."""
+    """Return how many words, separated by spaces, each text has."""
     texts = pc.utf8_trim_whitespace(texts)
     words = pc.list_value_length(pc.utf8_split_whitespace(texts)).to_numpy()
     return np.where(pc.binary_length(texts).to_numpy() == 0, 0, words)
@@ -345,7 +347,7 @@ class TimeLook(Look):
 
 
 def counted(distinct: Distinct) -> dict[str, Any]:
-    """How many different values, and how often each occurs, the most frequent first."""
+    """Return the number of distinct values, and their counts, the most frequent first."""
     counts = distinct.counts
     return {
         "distinct": distinct.count(),
@@ -354,7 +356,7 @@ def counted(distinct: Distinct) -> dict[str, Any]:
 
 
 def of_sample(values: Any, total: int) -> Figures | None:
-    """Figures of a sample of a larger whole."""
+    """Return the figures of a sample out of `total` values."""
     if values is None:
         return None
     numbers = Numbers(len(values) or 1)
@@ -363,16 +365,11 @@ def of_sample(values: Any, total: int) -> Figures | None:
     return None if figures is None else replace(figures, count=total, zeros=None)
 
 
-# --- shaped ---
-# What a column of several numbers per record holds: sequences, sparse rows, vectors and images.
-
-_CHANNELS = 4
-_PLACES = 64
-"""Numbers looked at in each record of a sample of tensors."""
+# Columns of several numbers per record
 
 
 class ListLook(Look):
-    """Sequences of any length, and rows of a sparse matrix."""
+    """A column of sequences, or of rows of a sparse matrix."""
 
     def __init__(self, field: Any) -> None:
         super().__init__(field)
@@ -405,8 +402,13 @@ class ListLook(Look):
         return {"lengths": self._lengths.figures(), "numbers": self._values.figures()}
 
 
+_CHANNELS = 4
+_PLACES = 64
+"""Numbers sampled from each record of a sample of tensors."""
+
+
 class TensorLook(Look):
-    """Numbers of one shape per record."""
+    """A column of vectors, images or other tensors of one shape."""
 
     kind = "tensor"
 
@@ -440,7 +442,7 @@ class TensorLook(Look):
         return np.asarray(column.flatten()).reshape(-1, *self._shape)
 
     def _some(self, rows: np.ndarray[Any, Any], keys: Words) -> np.ndarray[Any, Any]:
-        """Some places of each record, others in each."""
+        """Return numbers from random places of each record; each record has its own places."""
         if self._size <= _PLACES:
             return rows.astype(np.float64)
         draws: Words = np.add.outer(keys, np.arange(_PLACES, dtype=np.uint64))
@@ -460,7 +462,7 @@ class TensorLook(Look):
         return tuple(zip(self._moments.mean.tolist(), self._moments.std.tolist(), strict=True))
 
     def _overall(self, figures: Figures) -> Figures:
-        """Moments of all features or channels together."""
+        """Return the figures with the moments of all features or channels together."""
         found = self._moments
         count = found.count.sum()
         mean = float((found.count * found.mean).sum() / count)

@@ -1,10 +1,15 @@
-"""Distinct counts, sample, histogram.
+"""Summaries of a stream of values in constant memory: distinct counts, samples, statistics.
 
-How many different values there are, and how often each occurs while they are few.
+`Distinct` counts values one by one while they are few. Of many values it keeps only the k smallest
+hashes: if n hashes are spread evenly, the k-th smallest is at k/n of their range, which gives n
+with an error of about 1/√k (bottom-k, Bar-Yossef et al.).
 
-Few values are counted one by one. Of many, only the smallest of their hashes are kept: were they
-k of n evenly strewn ones, the k-th would lie at k/n of the whole range, so n is told from it
-(bottom-k, Bar-Yossef et al.), with an error of about 1/√k.
+`Sample` keeps an even sample. Each record has a key, a pure function of its number (`record_keys`),
+and the records with the smallest keys are the sample. All columns share the keys, so a second pass
+over the same data gives the same sample.
+
+`Numbers` has exact extremes, mean and standard deviation; quantiles and histogram are those of a
+sample.
 """
 
 from __future__ import annotations
@@ -19,40 +24,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echelon.core.hashing import Words, key, words
-from echelon.data.hashing import can_be_hashed, hashed
+from echelon.data.hashing import hashed
 from echelon.data.shards.statistics import Moments
 
-# --- distinct ---
-
 COUNTED = 4096
-"""Values that are counted one by one."""
+"""Distinct values that are counted one by one."""
 KEPT = 16_384
-"""Hashes that are kept beyond that: estimates are off by 0.8 % (one standard deviation)."""
+"""Hashes that are kept beyond that; the standard error of estimates is 0.8 %."""
 _PROBE = 4 * COUNTED
+"""Values of a batch that are counted first, which is enough to see that there are many."""
 _HELD = 16 << 20
-"""Bytes of values that are counted one by one: documents need not be kept to be told apart."""
-
-
-class Count(NamedTuple):
-    """How many different values were seen."""
-
-    value: int
-    exact: bool
+"""Bytes of values that are counted one by one; documents soon exceed it and are hashed instead."""
 
 
 class Distinct:
-    """The different values of one column, in flat memory."""
+    """The distinct values of one column, in constant memory."""
 
     def __init__(self, kind: Any) -> None:
         self.counts: Counter[Any] | None = Counter()
-        """How often each value occurs; None once there are too many."""
+        """How often each value occurs; None once there are too many values."""
         self.kind = kind
         self._smallest = Smallest(KEPT)
 
     def add(self, column: Any) -> None:
-        """Take in values, none of them missing."""
+        """Add values without nulls."""
         if self.counts is not None and len(column) > _PROBE:
-            self._count(column.slice(0, _PROBE))  # a look is enough to see that there are many
+            self._count(column.slice(0, _PROBE))
             column = column.slice(_PROBE)
         if self.counts is not None:
             self._count(column)
@@ -78,8 +75,15 @@ class Distinct:
             self.counts = None
 
 
+class Count(NamedTuple):
+    """The number of distinct values, exact or estimated."""
+
+    value: int
+    exact: bool
+
+
 class Smallest:
-    """The smallest of all the words that were seen, each of them once."""
+    """The `size` smallest distinct words that were added."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -106,27 +110,12 @@ class Smallest:
         return Count(round((self._size - 1) / share), False)
 
 
-def can_be_counted(kind: Any) -> bool:
-    return pa.types.is_boolean(kind) or can_be_hashed(kind)
-
-
-# --- sample ---
-# An even sample of a stream: every value has the same chance, whatever the stream's length.
-#
-# Each record has a key, a pure function of its number; the records with the smallest keys are the
-# sample. All columns share the keys, so a second look at the same data finds the same sample.
-
 _KEY = key(0x5A4D)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-def record_keys(first: int, count: int) -> Words:
-    """The keys of these records."""
-    return words(np.arange(first, first + count, dtype=np.uint64), _KEY)
-
-
 class Sample:
-    """At most `size` values out of all that were added."""
+    """An even sample of at most `size` values of a stream."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -136,14 +125,14 @@ class Sample:
         self._bound = _ALL
 
     def chosen(self, keys: Words) -> Any:
-        """Which of these records may belong to the sample, as far as is known by now."""
+        """Return the indices of the records that may still belong to the sample."""
         rows = np.flatnonzero(keys < self._bound)
         if len(rows) > self._size:
             rows = np.sort(rows[np.argpartition(keys[rows], self._size)[: self._size]])
         return rows
 
     def add(self, keys: Words, values: Any) -> None:
-        """Take in values [N, …] with their keys: those that were chosen, or fewer."""
+        """Add values [N, …] with their keys: the chosen records, or a part of them."""
         self._keys.append(keys)
         self._values.append(values)
         self._held += len(keys)
@@ -151,7 +140,7 @@ class Sample:
             self._thin()
 
     def values(self) -> Any:
-        """The sample, in the order of the stream; None if nothing was added."""
+        """Return the sample in the order of the stream; None if nothing was added."""
         if not self._keys:
             return None
         self._thin()
@@ -166,57 +155,23 @@ class Sample:
         self._keys, self._values, self._held = [keys], [values], len(keys)
 
 
-# --- numbers ---
-# What is told of many numbers: extremes and mean of all, quantiles and histogram of a sample.
+def record_keys(first: int, count: int) -> Words:
+    """Return the sampling keys of the records first, …, first + count - 1."""
+    return words(np.arange(first, first + count, dtype=np.uint64), _KEY)
+
 
 SAMPLED = 65_536
-"""Numbers in a sample: the share of numbers below an estimated quantile is off by 0.2 %."""
+"""Numbers in a sample; the share of numbers below an estimated quantile is off by 0.2 %."""
 QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 BARS = 40
 _FAR = 3
-"""So many times the span of the middle 98 % are too far to be drawn."""
+"""A histogram is cut if the numbers span more than so many times the middle 98 %."""
 _ROWS = 1 << 15
-"""Numbers at a time: what they need stays in the processor's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Counts of the numbers between edges, as shares of the sample; the ends may be left out."""
-
-    edges: list[float]
-    counts: list[int]
-    below: int = 0
-    above: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A summary of numbers; `sampled` of them stand for all in what is not exact."""
-
-    count: int
-    min: float
-    mean: float
-    max: float
-    std: float
-    zeros: int | None
-    infinite: int
-    sampled: int
-    quantiles: dict[int, float]
-    histogram: Histogram
-
-    @property
-    def exact(self) -> bool:
-        """Whether quantiles and histogram are of all numbers."""
-        return self.sampled == self.count
-
-    def as_data(self) -> dict[str, Any]:
-        data = asdict(self) | {"exact": self.exact}
-        data["quantiles"] = {f"p{share}": value for share, value in self.quantiles.items()}
-        return data
+"""Numbers processed at a time, so that they stay in the processor's cache."""
 
 
 class Numbers:
-    """Numbers of a stream, in flat memory."""
+    """The statistics of a stream of numbers, in constant memory."""
 
     def __init__(self, size: int = SAMPLED) -> None:
         self._moments = Moments(())
@@ -225,7 +180,7 @@ class Numbers:
         self._infinite = 0
 
     def add(self, values: np.ndarray[Any, Any], keys: Words) -> None:
-        """Take in numbers that are not missing, with the keys of their records."""
+        """Add numbers other than NaN, with the keys of their records."""
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             finite = np.isfinite(values)
             self._infinite += len(values) - int(finite.sum())
@@ -238,7 +193,7 @@ class Numbers:
         self._sample.add(keys[rows], values[rows].astype(np.float64))
 
     def figures(self) -> Figures | None:
-        """None where there was not a single finite number."""
+        """Return the summary; None if there was no finite number."""
         sample = self._sample.values()
         if sample is None or not len(sample):
             return None
@@ -259,14 +214,44 @@ class Numbers:
         )
 
 
-def _at(ordered: np.ndarray[Any, Any], shares: tuple[int, ...]) -> list[float]:
-    """Quantiles that are values of the sample, not something between two of them."""
-    found: list[float] = ordered[[(len(ordered) - 1) * share // 100 for share in shares]].tolist()
-    return found
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A summary of numbers. Quantiles and histogram are those of a sample of `sampled` numbers."""
+
+    count: int
+    min: float
+    mean: float
+    max: float
+    std: float
+    zeros: int | None
+    infinite: int
+    sampled: int
+    quantiles: dict[int, float]
+    histogram: Histogram
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sample has all numbers."""
+        return self.sampled == self.count
+
+    def as_data(self) -> dict[str, Any]:
+        data = asdict(self) | {"exact": self.exact}
+        data["quantiles"] = {f"p{share}": value for share, value in self.quantiles.items()}
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of a sample's numbers between edges; `below` and `above` the edges are outliers."""
+
+    edges: list[float]
+    counts: list[int]
+    below: int = 0
+    above: int = 0
 
 
 def histogram(ordered: np.ndarray[Any, Any], low: float, high: float) -> Histogram:
-    """Bars of equal width; where a few far ones would flatten all others, they are left out."""
+    """Return bars of equal width over [low, high], or less if outliers would flatten them."""
     first, last = _at(ordered, (1, 99))
     if high - low > _FAR * (last - first) > 0:
         air = (last - first) / 10
@@ -279,7 +264,10 @@ def histogram(ordered: np.ndarray[Any, Any], low: float, high: float) -> Histogr
 
 
 def _edges(ordered: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
-    """Whole numbers get bars of whole width, so that no bar has more of them than another."""
+    """Return the edges of the bars.
+
+    Whole numbers get bars of whole width, so that every bar covers equally many of them.
+    """
     whole = max(abs(low), abs(high)) < 2**52 and bool((ordered == np.floor(ordered)).all())
     if whole:
         width = max(1, math.ceil((high - low + 1) / BARS))
@@ -290,3 +278,9 @@ def _edges(ordered: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray
         air = abs(low) * 0.1 or 0.5
         return np.array([low - air, high + air])
     return np.linspace(low, high, BARS + 1)
+
+
+def _at(ordered: np.ndarray[Any, Any], shares: tuple[int, ...]) -> list[float]:
+    """Return quantiles that are values of the sample, without interpolation."""
+    found: list[float] = ordered[[(len(ordered) - 1) * share // 100 for share in shares]].tolist()
+    return found

@@ -1,4 +1,11 @@
-"""Data on disk: folders of memory-mapped Arrow files with a manifest."""
+"""Shards: training data on disk, as folders of memory-mapped Arrow files with a manifest.
+
+    columns ── encode ──▶ Arrow columns ── write ──▶ shard-00000.arrow, …, manifest.json
+    manifest, shards ── read ──▶ ShardSource ──▶ batches
+
+`layout` defines what a folder of shards contains. `verify` compares every byte with its checksum,
+`reshard` writes the same records as another number of shards.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +28,7 @@ __all__ = [
     "verify_shards",
     "write_shards",
 ]
-
-__getattr__ = lazily(  # who only writes shards does without torch
+__getattr__ = lazily(  # writing shards does not need torch
     __name__,
     {
         "layout": ("Manifest", "ShardEntry", "read_manifest", "Field", "Schema"),

@@ -1,8 +1,8 @@
-"""Tensors, arrays and Arrow columns → the Arrow types of a shard.
+"""Turns tensors, arrays, lists and Arrow columns into the Arrow columns of a shard.
 
-Columns of any origin, turned into the Arrow arrays that shards are made of.
-
-Nothing is copied where the memory already has the right form.
+`encode` takes a whole batch. Values of Python, numpy and torch go through `encode_column`, Arrow
+columns, as the readers of files give them, through `encode_arrow`. Memory that already has the
+right form is not copied.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- encode ---
-
 Values: TypeAlias = Any
-"""An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or Arrow's."""
+"""An array, a tensor, a `Sparse`, a list of strings, a list of arrays (sequences), or an Arrow
+array."""
 Encoded: TypeAlias = tuple[Field, Any]
 """A column's field and its Arrow array."""
-
 _ACCEPTED = ("array", "tensor", "Sparse", "list of strings", "list of one-dimensional arrays")
 
 
 def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]:
-    """The schema of these columns and a record batch of them."""
+    """Return the schema of these columns and a record batch of them."""
     if isinstance(columns, pa.RecordBatch):
         pairs = [
             encode_arrow(field, column)
@@ -50,7 +48,20 @@ def encode(columns: Mapping[str, Values] | pa.RecordBatch) -> tuple[Schema, Any]
     return schema, pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
 
 
+def _same_rows(pairs: Sequence[Encoded]) -> None:
+    first, rows = pairs[0][0].name, len(pairs[0][1])
+    for field, array in pairs[1:]:
+        if len(array) != rows:
+            raise DataError(
+                f"column {field.name!r} has {len(array)} rows, column {first!r} has {rows}"
+            )
+
+
+# Values of Python, numpy and torch
+
+
 def encode_column(name: str, values: Values) -> Encoded:
+    """Return the field of a column and its Arrow array."""
     if isinstance(values, Sparse):
         return _sparse(name, values)
     if _is_tensor(values):
@@ -65,21 +76,8 @@ def encode_column(name: str, values: Values) -> Encoded:
     raise unsupported(name, f"a {type(values).__name__}", _ACCEPTED)
 
 
-def dense_array(values: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array whose rows are `values[0]`, `values[1]`, …"""
-    whole = np.ascontiguousarray(values)
-    if whole.ndim == 1:
-        return pa.array(whole)
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(whole)
-
-
-def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
-    """Row i holds `values[offsets[i]:offsets[i + 1]]`."""
-    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
-
-
 def _is_tensor(values: Values) -> bool:
-    """Without importing torch: where nobody has, there are no tensors."""
+    """Return whether this is a tensor. Does not import torch: without it there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
@@ -135,12 +133,19 @@ def _sequence(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> Encode
                 f"column {name!r}, record {record}: a sequence has one dimension, "
                 f"this one has shape {list(part.shape)}"
             )
-    # An empty list has no type of its own: it must not turn token numbers into floats.
+    # numpy makes an empty list float64, which must not turn token numbers into floats.
     typed = [part for part in parts if part.size] or parts
     flat = np.concatenate(typed)
     field = Field(name, "sequence", _number_type(name, flat.dtype))
     offsets = np.cumsum([0, *(len(part) for part in parts)])
     return field, list_array(offsets, pa.array(flat.astype(field.storage, copy=False)))
+
+
+def _or_refuse(make: Callable[[Any], Any], values: Any, name: str, wanted: str) -> Any:
+    try:
+        return make(values)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} does not hold {wanted} alone: {error}") from None
 
 
 def _sparse(name: str, values: Sparse) -> Encoded:
@@ -157,31 +162,27 @@ def _sparse(name: str, values: Sparse) -> Encoded:
     return field, list_array(offsets, pa.StructArray.from_arrays(pair, ["index", "value"]))
 
 
-def _or_refuse(make: Callable[[Any], Any], values: Any, name: str, wanted: str) -> Any:
-    try:
-        return make(values)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"column {name!r} does not hold {wanted} alone: {error}") from None
+def dense_array(values: np.ndarray[Any, Any]) -> Any:
+    """Return an Arrow array with the rows `values[0]`, `values[1]`, …"""
+    whole = np.ascontiguousarray(values)
+    if whole.ndim == 1:
+        return pa.array(whole)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(whole)
 
 
-def _same_rows(pairs: Sequence[Encoded]) -> None:
-    first, rows = pairs[0][0].name, len(pairs[0][1])
-    for field, array in pairs[1:]:
-        if len(array) != rows:
-            raise DataError(
-                f"column {field.name!r} has {len(array)} rows, column {first!r} has {rows}"
-            )
+def list_array(offsets: np.ndarray[Any, Any], values: Any) -> Any:
+    """Return an Arrow list array whose row i is `values[offsets[i]:offsets[i + 1]]`."""
+    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64, copy=False)), values)
 
 
-# --- encode_arrow ---
-# Arrow columns as readers give them, turned into the Arrow columns that shards are made of.
+# Arrow columns
 
 WIDTH = b"width"
-"""Key of the field metadata that says how wide a sparse column is."""
+"""Key of the field metadata with the width of a sparse column."""
 
 
 def encode_arrow(field: Any, column: Any) -> tuple[Field, Any]:
-    """The column in the form it is stored in; refuses missing values that have no number."""
+    """Return a column's field and its stored form. Nulls become NaN in floats, else DataError."""
     name, kind = field.name, column.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _arrow_tensor(name, column)
@@ -195,33 +196,6 @@ def encode_arrow(field: Any, column: Any) -> tuple[Field, Any]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _arrow_list(field, column)
     return _scalar(name, column)
-
-
-def check_stored(field: Any) -> None:
-    """Refuse a column that has no stored form, whatever is in it."""
-    kind = field.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return
-    if sparse_pairs(kind):
-        _width(field)
-        kind = kind.value_type.field("value").type
-    elif _has_inner(kind):
-        kind = kind.value_type
-    _arrow_number_type(field.name, kind)
-
-
-def _has_inner(kind: Any) -> bool:
-    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
-    return isinstance(kind, pa.FixedShapeTensorType) or any(test(kind) for test in lists)
-
-
-def sparse_pairs(kind: Any) -> bool:
-    """Whether this is the type of a sparse column."""
-    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
-        return False
-    return [child.name for child in kind.value_type] == ["index", "value"]
 
 
 def _scalar(name: str, column: Any) -> tuple[Field, Any]:
@@ -277,6 +251,12 @@ def _width(field: Any) -> int:
     return int(metadata[WIDTH])
 
 
+def _no_gaps(name: str, column: Any) -> None:
+    if column.null_count:
+        record = column.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise DataError(f"column {name!r} has no value in record {record} of its batch")
+
+
 def _arrow_number_type(name: str, kind: Any) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
@@ -285,7 +265,28 @@ def _arrow_number_type(name: str, kind: Any) -> str:
     raise unsupported(name, f"of type {kind}", (*DTYPES, "string", "a list of these"))
 
 
-def _no_gaps(name: str, column: Any) -> None:
-    if column.null_count:
-        record = column.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise DataError(f"column {name!r} has no value in record {record} of its batch")
+def check_stored(field: Any) -> None:
+    """Raise DataError for a column whose type has no stored form."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return
+    if sparse_pairs(kind):
+        _width(field)
+        kind = kind.value_type.field("value").type
+    elif _has_inner(kind):
+        kind = kind.value_type
+    _arrow_number_type(field.name, kind)
+
+
+def sparse_pairs(kind: Any) -> bool:
+    """Return whether this is the Arrow type of a sparse column."""
+    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
+        return False
+    return [child.name for child in kind.value_type] == ["index", "value"]
+
+
+def _has_inner(kind: Any) -> bool:
+    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
+    return isinstance(kind, pa.FixedShapeTensorType) or any(test(kind) for test in lists)

@@ -1,6 +1,13 @@
-"""Schema, manifest, checksummed descriptions of a folder.
+"""What folders of shards contain: the columns, the manifest, and the description of prepared data.
 
-What a column holds, and how Arrow stores it.
+    set/                    one set of shards
+        manifest.json       schema, statistics, and for every shard its rows, bytes and checksums
+        shard-00000.arrow   one record batch each
+    prepared/               what a recipe writes
+        prepared.json       counts, splits and the checksums of all files that are not shards
+        train/, valid/, …   one set each
+
+A column has one of four kinds:
 
 | kind     | one sample                  | stored as                                |
 |----------|-----------------------------|------------------------------------------|
@@ -30,9 +37,10 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- schema ---
+# Columns
 
 Kind: TypeAlias = Literal["dense", "sequence", "sparse", "string"]
+
 
 # Arrow packs booleans into bits and numpy has no bfloat16: both are kept as plain integers.
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16"}
@@ -41,24 +49,24 @@ DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *_FLOATS,
 )
-"""By their names: torch and numpy call them alike."""
+"""Names of types, which are the same in torch and numpy."""
 _INT32_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column: its kind, the type of its numbers, the shape of one dense sample."""
+    """One column: its kind, the type of its numbers and the shape of a dense sample."""
 
     name: str
     kind: Kind
     dtype: str = ""
     shape: tuple[int, ...] = ()
     width: int = 0
-    """Columns of the CSR matrix a sparse row belongs to."""
+    """Number of columns of the CSR matrix that sparse rows belong to."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        import torch  # those who only write shards do without
+        import torch  # on use: writing shards does not need it
 
         assert self.dtype in DTYPES, self.dtype
         found: torch.dtype = getattr(torch, self.dtype)
@@ -70,12 +78,12 @@ class Field:
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """What the numbers are stored as."""
+        """The type that the numbers are stored as."""
         return np.dtype(_STORAGE.get(self.dtype, self.dtype))
 
     @property
     def index_storage(self) -> np.dtype[Any]:
-        """What the column numbers of a sparse row are stored as."""
+        """The type that the column numbers of a sparse row are stored as."""
         return np.dtype(np.int32 if self.width < _INT32_LIMIT else np.int64)
 
     @property
@@ -85,7 +93,7 @@ class Field:
 
     @property
     def item(self) -> np.dtype[Any]:
-        """One dense sample as an opaque item: it is moved whole, whatever its numbers are."""
+        """One dense sample as a single opaque item, which numpy copies without looking inside."""
         size = self.item_bytes
         return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else f"V{size}")
 
@@ -141,8 +149,13 @@ def arrow_schema(schema: Schema) -> Any:
     return pa.schema([pa.field(field.name, field.arrow_type()) for field in schema])
 
 
+def float32_of_bfloat16(stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return stored bfloat16 numbers (uint16) as float32 of the same value."""
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
 def same_schema(expected: Schema, found: Schema, where: str) -> None:
-    """Refuse columns that are not those of the batches before."""
+    """Raise DataError unless the columns equal those of the batches before."""
     names = [field.name for field in expected]
     if names != [field.name for field in found]:
         given = ", ".join(field.name for field in found)
@@ -153,7 +166,7 @@ def same_schema(expected: Schema, found: Schema, where: str) -> None:
 
 
 def check_names(schema: Schema) -> None:
-    """Refuse names that a batch could not tell apart."""
+    """Raise DataError if two columns of a batch would have the same name."""
     names = [field.name for field in schema]
     lengths = [length_name(field.name) for field in schema if field.kind == "sequence"]
     for name in (*names, *lengths):
@@ -162,7 +175,7 @@ def check_names(schema: Schema) -> None:
 
 
 def length_name(sequence: str) -> str:
-    """The column that says how long each sequence of a batch is."""
+    """Return the name of the column with the lengths of a column's sequences."""
     return f"{sequence}_length"
 
 
@@ -170,18 +183,49 @@ def unsupported(name: str, what: object, accepted: Sequence[str]) -> DataError:
     return DataError(f"column {name!r} is {what}; it must be one of: {', '.join(accepted)}")
 
 
-# --- manifest ---
-# The file that says what a folder of shards holds.
-#
-# It is written last, so a folder without one is no set of shards, whatever else lies in it.
+# The manifest of a set of shards. It is written last, so a folder without one is not a set.
 
 MANIFEST = "manifest.json"
-PREPARED = "prepared.json"
-"""What describes prepared data: splits, each of which is a folder of shards."""
 FORMAT = "echelon-shards"
 VERSION = 1
 BLOCK = 1 << 20
-"""Bytes under one checksum: small enough to say which records a damage hit."""
+"""Bytes per checksum: small enough to tell which records are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Schema, shards and statistics of a set."""
+
+    schema: Schema
+    shards: tuple[ShardEntry, ...]
+    statistics: Mapping[str, Mapping[str, Any]]
+    block: int = BLOCK
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+    def numbered(self) -> Iterator[tuple[ShardEntry, int]]:
+        """Yield each shard with the number of its first record within the set."""
+        first = 0
+        for shard in self.shards:
+            yield shard, first
+            first += shard.rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "rows": self.rows,
+            "schema": [field.to_json() for field in self.schema],
+            "statistics": {name: dict(figures) for name, figures in self.statistics.items()},
+            "block": self.block,
+            "shards": [shard.to_json() for shard in self.shards],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,37 +254,8 @@ class ShardEntry:
         return cls(name, int(plain["rows"]), int(plain["bytes"]), crc32)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Schema, shards and statistics of a set."""
-
-    schema: Schema
-    shards: tuple[ShardEntry, ...]
-    statistics: Mapping[str, Mapping[str, Any]]
-    block: int = BLOCK
-
-    @property
-    def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        return sum(shard.bytes for shard in self.shards)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "rows": self.rows,
-            "schema": [field.to_json() for field in self.schema],
-            "statistics": {name: dict(figures) for name, figures in self.statistics.items()},
-            "block": self.block,
-            "shards": [shard.to_json() for shard in self.shards],
-        }
-
-
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a folder of shards; refuses one that is missing, foreign or torn."""
+    """Read the manifest of a folder of shards. Raises DataError if it is missing or damaged."""
     path = Path(folder) / MANIFEST
     return _parse(path, read_description(path, FORMAT, VERSION, "shards"))
 
@@ -261,33 +276,8 @@ def _parse(path: Path, plain: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-# --- described ---
-# Files that say what the folder they lie in holds.
-
-SEAL = "sha256"
-"""The key under which a description holds the digest of all else it says."""
-
-
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts with a digest of themselves."""
-    return {**{key: value for key, value in facts.items() if key != SEAL}, SEAL: _digest(facts)}
-
-
-def check_seal(path: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse facts that are not those that were written; files of before have no digest."""
-    if SEAL in facts and facts[SEAL] != _digest(facts):
-        raise DataError(f"{path}: corrupt: it is not as it was written, its checksum is wrong")
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    """Of what is said, and not of how it is laid out: a copy that is indented anew is whole."""
-    plain = json.loads(json.dumps({key: value for key, value in facts.items() if key != SEAL}))
-    text = json.dumps(plain, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_description(path: Path, form: str, version: int, what: str) -> dict[str, Any]:
-    """The facts in a file of this format and version; refuses one that is missing or foreign."""
+    """Read a JSON description of this format and version, and check its digest if it has one."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -305,14 +295,13 @@ def read_description(path: Path, form: str, version: int, what: str) -> dict[str
     return facts
 
 
-# --- sets ---
-# Folders of shards: one set, or the parts of a prepared data set side by side.
+# Folders that hold sets
 
-USUAL = ("train", "valid", "test")
+USUAL_SPLITS = ("train", "valid", "test")
 
 
 def shard_sets(folder: Path) -> dict[str, Path]:
-    """The sets at a folder by name: itself, called "", or the folders in it that are sets."""
+    """Return the sets at a folder by name: the folder itself as "", or the folders in it."""
     if not folder.exists():
         raise DataError(f"{folder}: there is no such folder")
     if not folder.is_dir():
@@ -328,16 +317,20 @@ def shard_sets(folder: Path) -> dict[str, Path]:
 
 
 def _place(name: str) -> tuple[int, str]:
-    return (USUAL.index(name) if name in USUAL else len(USUAL), name)
+    return (USUAL_SPLITS.index(name) if name in USUAL_SPLITS else len(USUAL_SPLITS), name)
 
 
-# --- preparation ---
-# What a folder of prepared data says of itself, beside its shards.
+# The description of prepared data
+
+PREPARED = "prepared.json"
+"""The file that describes prepared data, whose splits are folders of shards."""
 
 
 def read_facts(folder: Path, *, changed: bool = False) -> dict[str, Any] | None:
-    """What the preparation told; None where there was none. Facts that were `changed` since are
-    refused, unless asked for."""
+    """Read the description of prepared data; None if there is none.
+
+    Raises DataError if the facts were changed since, unless `changed` is set.
+    """
     path = folder / PREPARED
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -353,7 +346,7 @@ def read_facts(folder: Path, *, changed: bool = False) -> dict[str, Any] | None:
 
 
 def changed(folder: Path, facts: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """The files that are not as the preparation left them, each with what is wrong."""
+    """Yield the files that are not as the preparation wrote them, each with what is wrong."""
     try:
         check_seal(folder / PREPARED, facts)
     except DataError as error:
@@ -373,9 +366,31 @@ def changed(folder: Path, facts: Mapping[str, Any]) -> Iterator[tuple[Path, str]
 
 
 def how_prepared(facts: Mapping[str, Any]) -> str:
-    """`prepared from 1,000 records: 12 duplicate, 8 length taken out, 980 kept`."""
+    """Return e.g. `prepared from 1,000 records; taken out: 12 duplicate, 8 length; 980 kept`."""
     counts = facts.get("counts") or {}
     out = ", ".join(f"{count:,} {reason}" for reason, count in (counts.get("out") or {}).items())
     taken = f"taken out: {out}" if out else "none taken out"
     read, kept = counts.get("read", 0), counts.get("kept", 0)
     return f"prepared from {read:,} records; {taken}; {kept:,} kept"
+
+
+SEAL = "sha256"
+"""The key of a description's digest, which covers all its other keys."""
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with their digest."""
+    return {**{key: value for key, value in facts.items() if key != SEAL}, SEAL: _digest(facts)}
+
+
+def check_seal(path: Path, facts: Mapping[str, Any]) -> None:
+    """Raise DataError if the facts do not match their digest. Older files have no digest."""
+    if SEAL in facts and facts[SEAL] != _digest(facts):
+        raise DataError(f"{path}: corrupt: it is not as it was written, its checksum is wrong")
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Hash the contents, not the layout: a copy with other indentation is intact."""
+    plain = json.loads(json.dumps({key: value for key, value in facts.items() if key != SEAL}))
+    text = json.dumps(plain, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,9 @@
-"""Column statistics, mergeable."""
+"""Statistics of columns, gathered batch by batch in constant memory and merged across processes.
+
+`Statistics` makes the statistics that a manifest has for each column. They are built on `Moments`:
+minimum, maximum, mean and standard deviation, merged as (count, mean, sum of squared deviations),
+which stays exact where a plain sum of squares would cancel (Chan, Golub and LeVeque).
+"""
 
 from __future__ import annotations
 
@@ -10,31 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow.compute as pc
 
-from echelon.data.shards.layout import Field, Schema
-
-# --- statistics ---
-# What a manifest says of each column, gathered batch by batch in flat memory.
+from echelon.data.shards.layout import Field, Schema, float32_of_bfloat16
 
 MAX_CLASSES = 1000
-"""An integer column with more different values than this is no class label."""
-
-
-class ColumnStatistics(Protocol):
-    def add(self, column: Any) -> None:
-        """Take in an Arrow column in the form it is stored in."""
-        ...
-
-    def summary(self) -> dict[str, Any]: ...
-
-    def state(self) -> tuple[Any, Any]:
-        """An array and a JSON value that say all there is, for `merge` in another process."""
-        ...
-
-    def merge(self, array: Any, plain: Any) -> None: ...
+"""Values of an integer column are counted only up to this many, as those of class labels."""
 
 
 class Statistics:
-    """The figures of all columns of a schema."""
+    """The statistics of all columns of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._columns: dict[str, ColumnStatistics] = {
@@ -43,18 +31,18 @@ class Statistics:
         }
 
     def add(self, batch: Any) -> None:
-        """Take in a record batch."""
+        """Add a record batch."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             self._columns[name].add(column)
 
     def state(self) -> dict[str, Any]:
-        """Arrays and JSON values that say all there is, for `merge` in another process."""
+        """Return the complete state as arrays and JSON values, for `merge` in another process."""
         states = [column.state() for column in self._columns.values()]
         arrays = {f"{at} moments": array for at, (array, _) in enumerate(states)}
         return arrays | {f"{at} plain": plain for at, (_, plain) in enumerate(states)}
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Take in what another one of the same schema has seen."""
+        """Add the state of statistics with the same schema."""
         for at, column in enumerate(self._columns.values()):
             column.merge(state[f"{at} moments"], state[f"{at} plain"])
 
@@ -62,8 +50,22 @@ class Statistics:
         return {name: column.summary() for name, column in self._columns.items()}
 
 
+class ColumnStatistics(Protocol):
+    def add(self, column: Any) -> None:
+        """Add an Arrow column in its stored form."""
+        ...
+
+    def summary(self) -> dict[str, Any]: ...
+
+    def state(self) -> tuple[Any, Any]:
+        """Return the complete state as an array and a JSON value, for `merge`."""
+        ...
+
+    def merge(self, array: Any, plain: Any) -> None: ...
+
+
 class _DenseStatistics:
-    """Moments, and how often each value of an integer column occurs while they are few."""
+    """Moments, and the counts of an integer column's values up to `MAX_CLASSES`."""
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -74,7 +76,7 @@ class _DenseStatistics:
     def add(self, column: Any) -> None:
         values = column.to_numpy_ndarray() if self._field.shape else column.to_numpy()
         if self._field.dtype == "bfloat16":
-            values = (values.astype(np.uint32) << 16).view(np.float32)
+            values = float32_of_bfloat16(values)
         self._moments.add(values)
         self._count(values)
 
@@ -106,7 +108,7 @@ class _DenseStatistics:
 
 
 class _Lengths:
-    """How long sequences and strings are, or how many numbers sparse rows hold."""
+    """Lengths of sequences and strings, or entries per sparse row."""
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -132,24 +134,14 @@ class _Lengths:
         return {"nnz": total, "length": length}
 
 
-# --- moments ---
-# Minimum, maximum, mean and deviation, gathered batch by batch in flat memory.
-#
-# Numbers are merged as (count, mean, sum of squared deviations), which stays exact where a plain
-# sum of squares would cancel (Chan, Golub and LeVeque).
-
 _BLOCK = 1 << 20
-
-
-def feature_groups(shape: tuple[int, ...]) -> int:
-    """How many figures a sample of this shape gets: per feature, per channel, or one for all."""
-    return shape[0] if len(shape) in (1, 3) else 1
+"""Numbers that `Moments.add` converts to float64 at a time."""
 
 
 class Moments:
     """Minimum, maximum, mean and deviation per feature of a vector or channel of an image.
 
-    Values that are missing (NaN) or infinite are left out.
+    NaN and infinite values are left out.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -162,7 +154,7 @@ class Moments:
         self.max = np.full(groups, -np.inf)
 
     def add(self, values: np.ndarray[Any, Any]) -> None:
-        """Take in samples [N, *shape]."""
+        """Add samples [N, *shape]."""
         if not values.size:
             return
         per_group = math.prod(self.shape) // max(1, len(self.count))
@@ -183,11 +175,11 @@ class Moments:
         self.max = np.maximum(self.max, high)
 
     def state(self) -> np.ndarray[Any, Any]:
-        """All there is, for `merge` in another process: float64 [5, groups]."""
+        """Return the complete state, float64 [5, groups], for `merge` in another process."""
         return np.stack([self.count, self.mean, self.squares, self.min, self.max])
 
     def merge(self, state: np.ndarray[Any, Any]) -> None:
-        """Take in what another one has seen."""
+        """Add the state of other moments of the same shape."""
         self._merge(*state)
 
     @property
@@ -203,10 +195,15 @@ class Moments:
         }
 
 
+def feature_groups(shape: tuple[int, ...]) -> int:
+    """Return how many groups a sample of this shape has: its features, its channels, or one."""
+    return shape[0] if len(shape) in (1, 3) else 1
+
+
 def _figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Count, mean, squared deviations, minimum and maximum per group of [N, groups, rest]."""
+    """Return count, mean, squared deviations, minimum and maximum per group of [N, groups, m]."""
     groups = grouped.shape[1]
-    # Each group in one piece: what goes along rows of few numbers takes several times as long.
+    # Each group contiguous: reductions over short rows take several times as long.
     values = grouped.transpose(1, 0, 2).astype(np.float64, order="C").reshape(groups, -1)
     present = np.isfinite(values)
     if not present.all():
@@ -219,17 +216,18 @@ def _figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 
 def _of_row(row: np.ndarray[Any, Any]) -> tuple[float, ...]:
-    """The same for the values of one group that are there."""
+    """Return the figures of `_figures` for the finite values of one group."""
     if not row.size:
         return 0.0, 0.0, 0.0, math.inf, -math.inf
     mean = row.mean()
     low, high = row.min(), row.max()
     row -= mean
-    return float(row.size), mean, np.einsum("n,n->", row, row), low, high  # BLAS has threads
+    # einsum, because a dot product would start BLAS threads.
+    return float(row.size), mean, np.einsum("n,n->", row, row), low, high
 
 
 def _byte_figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """The same for bytes, in whole numbers: exact, and faster."""
+    """Return the figures of `_figures` for bytes, summed in integers: exact and faster."""
     count = np.full(grouped.shape[1], float(grouped.shape[0] * grouped.shape[2]))
     total = grouped.sum(axis=(0, 2), dtype=np.uint64).astype(np.float64)
     squared = grouped.astype(np.uint16)
@@ -239,7 +237,7 @@ def _byte_figures(grouped: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 
 def _plain(number: Any) -> float | int | None:
-    """A JSON number; whole ones without a point, none at all where nothing was seen."""
+    """Return a JSON number: an integer if it is one, null if it is not finite."""
     value = float(number)
     if not math.isfinite(value):
         return None

@@ -1,6 +1,6 @@
-"""Every byte of sets of shards, compared with the checksums of their manifests.
+"""Compares every byte of sets of shards with its checksum, and collects all damages.
 
-Of prepared data the manifests themselves are compared too, and so is what was learnt.
+In prepared data the manifests and all other files that have a checksum are compared too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,18 @@ from echelon.data.shards.read import damages, open_shard
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damage: the line that tells it, and which records of the set it may concern."""
+    """One damage: a message, and the records of the set that may be damaged."""
 
     file: str
     message: str
     records: tuple[int, int] | None = None
     columns: tuple[str, ...] = ()
-    """Columns that may be hit; none where that cannot be told."""
+    """Columns that may be damaged; empty if unknown."""
 
 
 @dataclass(slots=True)
 class Verified:
-    """What was read, and all that is wrong with it."""
+    """What was read, and all damages."""
 
     folder: str
     sets: int = 0
@@ -58,27 +57,26 @@ class Verified:
 
 
 def verify(folder: str | Path) -> Verified:
-    """Read all shards of a folder, or of all parts in it, and tell every damage.
+    """Read all shards of a folder, or of all sets in it, and return every damage.
 
-    What is no folder of shards at all is refused; a damaged one is not: its damages are the
-    result.
+    Raises DataError only if this is not a folder of shards at all.
     """
     found, path = Verified(str(folder)), Path(folder)
     described = _verify_prepared(path, found)
     sets = _sets(path, described)
     with ThreadPoolExecutor(os.cpu_count(), "echelon-verify") as pool:
         try:
-            for one in sets:
-                _verify_set(one, found, pool)
+            for shard_set in sets:
+                _verify_set(shard_set, found, pool)
         finally:
             pool.shutdown(cancel_futures=True)
     return found
 
 
 def _verify_prepared(folder: Path, found: Verified) -> bool:
-    """Whether this is prepared data; everything in it that is no shard is read."""
+    """Return whether this is prepared data; if so, check all its files that are not shards."""
     try:
-        facts = read_facts(folder, changed=True)  # which `changed` tells, with all else
+        facts = read_facts(folder, changed=True)  # `changed` below reports changed facts
     except DataError as error:
         found.findings.append(Finding(str(folder / PREPARED), str(error)))
         return True
@@ -94,7 +92,7 @@ def _sets(folder: Path, described: bool) -> list[Path]:
     try:
         return list(shard_sets(folder).values())
     except DataError:
-        if described:  # its manifests are gone, which was told already
+        if described:  # its manifests are missing, which `changed` has reported
             return []
         raise
 
@@ -109,10 +107,9 @@ def _verify_set(folder: Path, found: Verified, pool: ThreadPoolExecutor) -> None
     found.shards += len(manifest.shards)
     found.records += manifest.rows
     found.bytes += manifest.bytes
-    firsts = accumulate((shard.rows for shard in manifest.shards), initial=0)
     waiting = [
         pool.submit(lambda *shard: list(_findings(*shard)), folder, manifest, entry, first)
-        for entry, first in zip(manifest.shards, firsts, strict=False)
+        for entry, first in manifest.numbered()
     ]
     for future in waiting:
         found.findings += future.result()

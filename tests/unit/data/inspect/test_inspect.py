@@ -1,4 +1,4 @@
-"""One pass over any readable data finds what is in it."""
+"""`inspect` profiles any readable data in one pass."""
 
 from __future__ import annotations
 

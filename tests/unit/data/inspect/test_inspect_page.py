@@ -1,4 +1,4 @@
-"""The page of a profile: whole in itself, and safe whatever the data holds."""
+"""The profile page needs no other file, and any data is shown as text, never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts lie at a path, and what cannot be looked at."""
+"""Finding the parts at a path, and reporting what cannot be read."""
 
 from __future__ import annotations
 

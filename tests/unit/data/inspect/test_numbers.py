@@ -1,4 +1,4 @@
-"""Figures of numbers: exact where they say so, near where they do not."""
+"""Summaries of numbers: exact where they are marked exact, close otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared data is looked at, verified and cut anew as a whole: shards, what was learnt, facts."""
+"""Prepared data is inspected, verified and resharded as a whole, with its description."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from echelon.core.errors import DataError
 from echelon.data.inspect import inspect, verify
 from echelon.data.prepare import prepare
 from echelon.data.prepare.encoders import open_prepared
-from echelon.data.shards.write import reshard
+from echelon.data.shards.reshard import reshard
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `echelon data prepare` makes it."""
+    """A folder as `echelon data prepare` makes it."""
     folder = tmp_path_factory.mktemp("made")
     rows = "".join(f"{n},{'abc'[n % 3]}\n" for n in range(90))
     (folder / "raw.csv").write_text("n,label\n" + rows + "1,b\n")
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prepared(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, in other shards: that must change nothing of what follows."""
+    """A resharded copy, which must behave like the original in every test."""
     reshard(made, 2, tmp_path / "prepared")
     return tmp_path / "prepared"
 

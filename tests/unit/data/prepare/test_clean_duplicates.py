@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.data.hashing import LONG_TEXT, fingerprints
+from echelon.data.hashing import LONG_ROW, fingerprints
 from echelon.data.prepare.clean import duplicates
 from echelon.data.prepare.clean.duplicates import Duplicates
 from echelon.data.prepare.workdir import pack, unpack
@@ -70,7 +70,7 @@ def test_the_first_of_equal_records_stays(part: int, rows: list[Any], size: int)
 def test_records_that_differ_have_different_fingerprints() -> None:
     lots = random.Random(0)
     texts = ["", "\0", "\0\0", *(sentence(lots, n % 60) + str(n) for n in range(4000))]
-    texts += ["x" * LONG_TEXT, "x" * (LONG_TEXT + 1), "x" * (LONG_TEXT + 2)]
+    texts += ["x" * LONG_ROW, "x" * (LONG_ROW + 1), "x" * (LONG_ROW + 2)]
     found = fingerprints([pa.array(texts, pa.large_utf8())])
     assert len({tuple(row) for row in found.tolist()}) == len(texts)
     again = fingerprints([pa.array(["before", *texts], pa.large_utf8()).slice(1)])

@@ -1,4 +1,4 @@
-"""Another number of shards: the same records, the same statistics, all of it or nothing."""
+"""Resharding keeps records, their order and the statistics, and is atomic."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from echelon.core.errors import DataError
 from echelon.core.types import Sparse
 from echelon.data import read_manifest, verify_shards, write_shards
 from echelon.data.formats import read
-from echelon.data.shards import write
-from echelon.data.shards.write import reshard
+from echelon.data.shards import reshard as resharding
+from echelon.data.shards.reshard import reshard
 
 ROWS = 101
 
 
 def columns() -> dict[str, Any]:
-    """A column of every kind there is."""
+    """A column of every kind."""
     random = np.random.default_rng(0)
     lengths = torch.from_numpy(random.integers(0, 5, ROWS))
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -59,12 +59,12 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("limit", [write.LIMIT, 0], ids=["in memory", "in files"])
+@pytest.mark.parametrize("limit", [resharding.LIMIT, 0], ids=["in memory", "in files"])
 @pytest.mark.parametrize("shards", [1, 6, 60])
 def test_records_and_their_order_stay_the_same(
     folder: Path, tmp_path: Path, shards: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "LIMIT", limit)
+    monkeypatch.setattr(resharding, "LIMIT", limit)
     made = reshard(folder, shards, tmp_path / "new")[""]
     assert records(tmp_path / "new") == records(folder)
     assert verify_shards(tmp_path / "new") == made
@@ -79,10 +79,10 @@ def test_records_and_their_order_stay_the_same(
 def test_how_it_was_joined_does_not_show(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a byte differs, whether in memory or in files, at once or by a detour."""
+    """The files are identical: joined in memory or in files, directly or in two steps."""
     reshard(folder, 3, tmp_path / "direct")
     reshard(folder, 7, tmp_path / "detour")
-    monkeypatch.setattr(write, "LIMIT", 0)
+    monkeypatch.setattr(resharding, "LIMIT", 0)
     reshard(tmp_path / "detour", 3, tmp_path / "there")
     assert files(tmp_path / "direct") == files(tmp_path / "there")
 
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("echelon.data.shards.write.write_shard", full)
+    monkeypatch.setattr("echelon.data.shards.reshard.write_shard", full)
     with pytest.raises(DataError, match="new: cannot be written: No space left on device"):
         reshard(folder, 2, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
@@ -175,9 +175,9 @@ def test_what_is_not_a_set_of_shards_is_not_replaced(folder: Path, tmp_path: Pat
 def test_nothing_is_begun_before_all_that_is_needed_is_imported(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Ctrl-C during the import of torch ends a command on the spot, with no time to tidy up."""
+    """Ctrl-C during the import of torch ends a command at once, without cleaning up."""
     look = (
-        "import sys; from echelon.data.shards import write as module\n"
+        "import sys; from echelon.data.shards import reshard as module\n"
         "before = module._copy_others\n"
         "def copy(*where): print('torch' in sys.modules); before(*where)\n"
         "module._copy_others = copy; module.reshard(sys.argv[1], 2, sys.argv[2])"

@@ -1,4 +1,4 @@
-"""A damaged set is refused with the file and the records; it is never read around."""
+"""A damaged set is refused with the file and the records; damage is never skipped."""
 
 from __future__ import annotations
 

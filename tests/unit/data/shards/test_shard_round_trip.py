@@ -1,4 +1,4 @@
-"""What is written to shards comes back, whatever it is and in whichever order."""
+"""Columns of every kind are read from shards as they were written, in any order of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 23
 
 
 def columns(rows: int = ROWS) -> dict[str, Any]:
-    """A dense, a sequence, a sparse and a text column, with something to tell records apart."""
+    """A dense, a sequence, a sparse and a text column, with different values in each record."""
     lengths = [(7 * row) % 5 for row in range(rows)]
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     total = int(offsets[-1])

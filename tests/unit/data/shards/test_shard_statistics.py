@@ -1,4 +1,4 @@
-"""The figures of a manifest are those of the data, however it came in."""
+"""The statistics in a manifest equal those of the data, independent of its batches."""
 
 from __future__ import annotations
 

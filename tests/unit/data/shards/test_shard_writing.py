@@ -1,4 +1,4 @@
-"""Shards are written whole or not at all, and what cannot be stored is refused."""
+"""A set of shards is written completely or not at all; unsupported values are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying tells the first damage and counts them all; what is no set of shards is refused."""
+"""`verify` finds every damage, and refuses a folder that is not a set of shards."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_damage_is_found_whatever_it_is(folder: Path) -> None:
 
 
 def test_no_column_is_named_that_may_be_whole(tmp_path: Path) -> None:
-    """One checksum over several columns does not say which of them is damaged."""
+    """A checksum over several columns does not show which of them is damaged."""
     table = pa.table({"id": range(400), "t": [f"text {at}" for at in range(400)], "y": [1.5] * 400})
     write_shards(tmp_path / "set", table.to_batches())
     path = tmp_path / "set" / "shard-00000.arrow"

@@ -1,4 +1,4 @@
-"""What a journal comes to: every count against one made sample by sample."""
+"""The report of a journal, with every count compared with one made sample by sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def committed(epoch: int, start: int, stop: int, first: int, last: int, **fields
 
 
 def written(path: Path, *lines: Line) -> Path:
-    """A journal with these lines, one second after the other."""
+    """Write a journal with these lines, one second apart."""
     with path.open("a", encoding="utf-8") as file:
         for second, (kind, fields) in enumerate(lines):
             file.write(json.dumps({"kind": kind, "time": 1000.0 + second, **fields}) + "\n")

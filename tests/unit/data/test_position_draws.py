@@ -1,4 +1,4 @@
-"""Draws belong to samples: the same whoever draws them, and together."""
+"""Random numbers belong to samples: the same on every worker and in every batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.data.loader import OwnDraws, PositionDraws
+from echelon.data.augment import OwnDraws
+from echelon.data.loader import PositionDraws
 
 POSITIONS = np.arange(1000, 101_000)
 
@@ -52,7 +53,7 @@ def test_draws_go_to_the_device_of_the_batch() -> None:
 
 def test_users_of_one_source_never_share_a_draw() -> None:
     class Names:
-        """Gives the number of the draw itself."""
+        """Return the index of the draw."""
 
         def uniform(self, draw: int) -> torch.Tensor:
             return torch.tensor(draw)

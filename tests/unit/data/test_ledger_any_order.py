@@ -1,4 +1,4 @@
-"""Whatever happens to leases, every sample is consumed exactly once."""
+"""Every sample is consumed exactly once, in any order of leases, commits, returns and losses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Leasing(RuleBasedStateMachine):
             assert proof.never == self.ledger.remaining(0) == proof.samples - len(self.done)
 
     def teardown(self) -> None:
-        """The survivors finish the epoch: nothing is lost and nothing comes again."""
+        """The survivors finish the epoch; no sample is missed or consumed again."""
         if not hasattr(self, "ledger"):
             return
         self.ledger.give_back_all()

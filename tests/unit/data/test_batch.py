@@ -1,4 +1,4 @@
-"""Columns keep their dtype and values, whatever is done to them."""
+"""Taking, splitting and moving columns keeps their dtypes and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from echelon.core.errors import DataError, TaskError
 from echelon.core.types import Batch, Sparse
 from echelon.data import batch as batches
-from echelon.data import batch as columns
 
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
@@ -37,7 +36,7 @@ def rows_of(column: Any) -> list[list[int]]:
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 2)])
 def test_taking_keeps_dtype_and_values(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     column = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
-    taken = columns.take(column, torch.tensor([4, 0, 4]))
+    taken = batches.take(column, torch.tensor([4, 0, 4]))
     assert isinstance(taken, torch.Tensor)
     assert taken.dtype == dtype
     assert taken.tolist() == [column[4].tolist(), column[0].tolist(), column[4].tolist()]
@@ -45,27 +44,27 @@ def test_taking_keeps_dtype_and_values(dtype: torch.dtype, shape: tuple[int, ...
 
 def test_sparse_rows_are_taken_without_making_them_dense() -> None:
     column = sparse([1, 2, 3], [], [4], [5, 6], width=10**12)
-    taken = columns.take(column, torch.tensor([3, 1, 0, 3, 1]))
+    taken = batches.take(column, torch.tensor([3, 1, 0, 3, 1]))
     assert isinstance(taken, Sparse)
     assert rows_of(taken) == [[5, 6], [], [1, 2, 3], [5, 6], []]
     assert taken.width == 10**12
 
 
 def test_sparse_rows_that_are_all_empty() -> None:
-    assert rows_of(columns.take(sparse([], [1]), torch.tensor([0, 0]))) == [[], []]
+    assert rows_of(batches.take(sparse([], [1]), torch.tensor([0, 0]))) == [[], []]
 
 
 @pytest.mark.parametrize("big_endian", [False, True])
 def test_arrays_are_taken_as_they_are(big_endian: bool) -> None:
     array = np.arange(6.0).reshape(3, 2)[::-1]
-    column = columns.as_column("x", array.astype(">f8") if big_endian else array)
+    column = batches.as_column("x", array.astype(">f8") if big_endian else array)
     assert isinstance(column, torch.Tensor)
     assert column.tolist() == array.tolist()
 
 
 def test_an_array_is_not_copied() -> None:
     array = np.arange(5)
-    column = columns.as_column("x", array)
+    column = batches.as_column("x", array)
     array[0] = 7
     assert isinstance(column, torch.Tensor)
     assert column[0] == 7
@@ -73,9 +72,9 @@ def test_an_array_is_not_copied() -> None:
 
 def test_a_memory_map_is_read_without_a_warning(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(6, 2))
-    column = columns.as_column("x", np.load(tmp_path / "x.npy", mmap_mode="r"))
+    column = batches.as_column("x", np.load(tmp_path / "x.npy", mmap_mode="r"))
     assert isinstance(column, torch.Tensor)
-    assert columns.take(column, torch.tensor([5])).tolist() == [[10, 11]]  # type: ignore[union-attr]
+    assert batches.take(column, torch.tensor([5])).tolist() == [[10, 11]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_a_memory_map_is_read_without_a_warning(tmp_path: Path) -> None:
 )
 def test_what_is_no_column_is_refused(values: Any, complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
-        columns.as_column("a", values)
+        batches.as_column("a", values)
 
 
 def mixed_batch() -> Batch:
@@ -132,7 +131,7 @@ def test_a_batch_moves_to_a_device_whole() -> None:
 
 
 def test_every_tensor_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinning needs a driver, so only who is asked to be pinned can be seen here."""
+    """Pinning needs a GPU driver, so this test only sees which tensors are asked to be pinned."""
     asked = []
 
     def pin_memory(tensor: torch.Tensor) -> torch.Tensor:

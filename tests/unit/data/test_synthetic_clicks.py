@@ -1,4 +1,4 @@
-"""The made-up click log and its best AUC."""
+"""The synthetic click log and its best possible AUC."""
 
 from __future__ import annotations
 
