@@ -3,6 +3,8 @@
     job.py         Job: the top-level keys, and the rules between sections
     sections.py    every section of a job
     loading.py     YAML with line numbers and overrides → a checked Job
+
+Start with job.py.
 """
 
 from echelon.core.config.job import Job
