@@ -4,7 +4,7 @@
     checkpoints/step-0000000050/
     checkpoints/best                a file with the version of the best one
 
-If the newest checkpoint is damaged, the one before it is loaded.
+If the newest checkpoint is damaged, an older one is loaded.
 """
 
 from __future__ import annotations

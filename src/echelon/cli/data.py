@@ -363,7 +363,7 @@ def _columns(part: PartProfile, *, narrow: bool) -> Table:
         table.add_column(
             Text(_HEADS[at]),
             justify="right" if at in _FIGURES else "left",
-            no_wrap=_HEADS[at] != "VALUES",  # the one to give way if all are too wide
+            no_wrap=_HEADS[at] != "VALUES",  # only this column wraps if the table is too wide
             max_width=_NARROW // 6 if narrow and at < _FIGURES[0] else None,
         )
     for found in part.columns:

@@ -1,8 +1,8 @@
 """`echelon runs`: list, show and compare runs, write a report again, prove exactly-once.
 
-What is shown comes from the run store (track) and, for `runs ledger`, from the journal: each epoch
-with the samples that counted once, twice or never, then every failure and its cost, then a
-verdict.
+All data comes from the run store (track), except for `runs ledger`, which reads the journal: it
+shows for each epoch which samples counted once, twice or never, then every failure and its cost,
+then a verdict.
 """
 
 from __future__ import annotations

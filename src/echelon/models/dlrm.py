@@ -176,7 +176,7 @@ class Concat(nn.Module):
 
 
 class Dot(nn.Module):
-    """The dot products of all pairs of vectors, one of which is made of the numbers."""
+    """The dot products of all pairs of vectors; the numbers form one more vector."""
 
     pairs: Tensor
 

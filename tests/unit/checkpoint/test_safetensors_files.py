@@ -1,3 +1,5 @@
+"""The safetensors files of a checkpoint are the ones that the library writes and reads."""
+
 from __future__ import annotations
 
 import zlib

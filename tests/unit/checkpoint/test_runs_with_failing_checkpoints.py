@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints meet trouble."""
+"""Complete runs whose checkpoints cannot be written, or that end with an error."""
 
 from __future__ import annotations
 

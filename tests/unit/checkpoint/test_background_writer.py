@@ -1,3 +1,5 @@
+"""Saving in the background: order, full disks, errors, values that are not finite."""
+
 from __future__ import annotations
 
 import resource
