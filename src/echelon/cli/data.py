@@ -109,7 +109,6 @@ def _facts(done: Prepared, seconds: float) -> dict[str, object]:
 
 def _summary(done: Prepared, seconds: float) -> list[str]:
     """Return lines on the records that were read, the shards made of them, and those left out."""
-
     counts = done.counts
     if not done.fresh:
         return [f"{done.folder}: is up to date: same recipe, same inputs"]
@@ -215,7 +214,8 @@ class Bar:
         self._bars.start()
 
     def began(self, what: str, total: int | None) -> None:
-        self._finish()
+        if self._task is not None:  # fill the bar of the part before, whose total may be unknown
+            self._bars.update(self._task, total=max(1, self._done), completed=max(1, self._done))
         self._task, self._done = self._bars.add_task(what, total=total), 0
 
     def advanced(self, done: int) -> None:
@@ -224,13 +224,7 @@ class Bar:
             self._bars.update(self._task, completed=done)
 
     def ended(self) -> None:
-        self._finish(over=True)
         self._bars.stop()
-
-    def _finish(self, *, over: bool = False) -> None:
-        """Fill the bar of the part that ended; its total may not have been known before."""
-        if self._task is not None and not over:
-            self._bars.update(self._task, total=max(1, self._done), completed=max(1, self._done))
 
 
 # Inspect
@@ -302,15 +296,20 @@ def _counting() -> Iterator[Callable[[int], None]]:
 
 
 _BINS = 20
+"""Bars in the histogram of a column."""
 _CLASSES = 20
+"""Classes that get a row each."""
 _WIDE = 30
+"""Characters of the longest bar in the table of classes."""
 _NAME, _TYPE = 32, 28
+"""Characters of a column's name and type that are shown."""
 _VALUES, _VALUE = 3, 20
+"""Frequent values that are shown of a column, and characters of each."""
 _HEADS = (
     *("COLUMN", "TYPE", "MISSING", "DIFFERENT", "LOWEST", "MEDIAN", "MEAN", "HIGHEST"),
     "VALUES",
 )
-_FIGURES = range(2, 8)
+_FIGURES = range(2, 8)  # columns of numbers, aligned to the right
 _NARROW = 108
 """Terminals with fewer columns than this get a narrow table, without `_LEFT_OUT`."""
 _LEFT_OUT = (4, 6)  # LOWEST and MEAN

@@ -22,7 +22,9 @@ from echelon.core.errors import EchelonError, UserError
 from echelon.core.process import keep_freed_memory
 
 
-class _Verbs(TyperGroup):
+class _Commands(TyperGroup):
+    """Runs every command so that Ctrl-C ends it cleanly."""
+
     def invoke(self, ctx: Any) -> Any:
         with stoppable():
             return super().invoke(ctx)
@@ -30,7 +32,7 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     name="echelon",
-    cls=_Verbs,
+    cls=_Commands,
     help="Train neural networks on the machines people really have.",
     no_args_is_help=True,
     add_completion=False,

@@ -288,7 +288,7 @@ class RowStore(Protocol):
         ...
 
     def expect(self, ids: Tensor) -> None:
-        """Prepare for a pull of these ids soon. Results do not depend on whether this is called."""
+        """Announce that these ids will be pulled soon. Results do not depend on this call."""
         ...
 
     def push(
@@ -316,8 +316,8 @@ class RowStore(Protocol):
 class Comm(Protocol):
     """One member's connection to the other members of its generation, and to the coordinator.
 
-    Where members never change there is no coordinator, and everything about generations does
-    nothing.
+    Where members never change there is no coordinator: reports go nowhere, and `regroup` raises
+    the error with which a member was lost.
     """
 
     index: int
