@@ -484,7 +484,7 @@ def _contents(found: Verified) -> str:
 
 
 def _damage(found: Verified) -> str:
-    """Describe the first damage, and count the others."""
+    """Describe the first damage, and count all."""
     first, count = found.findings[0].message, len(found.findings)
     if count == 1:
         return f"{first} (the only damage in {_contents(found)})"

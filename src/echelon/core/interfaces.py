@@ -379,7 +379,7 @@ class Healing(NamedTuple):
 
 
 class Sending(Protocol):
-    """A group of members in which one can send tensors to all others."""
+    """A group of members in which one member sends tensors to the rest."""
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None: ...
 

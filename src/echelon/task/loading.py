@@ -1,8 +1,10 @@
 """From a job to a task that is ready to train, and the checks on the way.
 
-check         a job's task, model and data go together; needs no torch, so errors come at once
-load_task     a built-in task (builtin.py), or the user's: `path/to/file.py:function`
-prepare       … with its parts checked and its data opened as `BatchSource`s
+    check         a job's task, model and data go together; needs no torch, so errors come at once
+    load_task     a built-in task (builtin.py), or the user's: `path/to/file.py:function`
+    prepare       … with its parts checked and its data opened as `BatchSource`s
+
+A `Task` that is passed to `echelon.train` is checked by `check_python`, then prepared like others.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_room(self) -> Self:
+    def _mesh_sets_workers(self) -> Self:
         """Set `workers` to the size of the mesh; refuse another explicit number."""
         if not self.mesh:
             return self
@@ -157,11 +157,11 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _clips_what_is_compensated(self) -> Self:
+    def _compensates_before_clipping(self) -> Self:
         """Refuse delay compensation with clipping by norm if several gradients make an update.
 
-        Clipping takes the norm of the summed gradient, but each part of the sum was computed on
-        weights of another version and would need its own compensation first.
+        Clipping takes the norm of the sum before its parts are compensated, each for the weights
+        that it was computed on.
         """
         servers = self.parameter_server
         several = isinstance(servers.quorum, int) and servers.quorum > 1
@@ -176,7 +176,7 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _looks_where_it_must(self) -> Self:
+    def _evaluates_if_needed(self) -> Self:
         """Refuse settings that depend on validation results if there are no evaluations."""
         waiting = {
             "stop.patience": self.stop.patience is not None,

@@ -242,12 +242,12 @@ class ClipSection(Section):
 Axis = Literal["data", "sharded", "tensor", "pipeline"]
 
 
-def _spaced(value: Any, info: ValidationInfo) -> Any:
+def _check_spaces(value: Any, info: ValidationInfo) -> Any:
     """Refuse `{data:2}`, which YAML reads as a single key without a value."""
     if isinstance(value, dict):
-        for key, held in value.items():
+        for key, item in value.items():
             name, colon, rest = str(key).partition(":")
-            if held is None and colon:
+            if item is None and colon:
                 raise ValueError(
                     f"{info.field_name} = {{{key}}}: YAML wants a space after the colon, "
                     f"{{{name}: {rest}}}"
@@ -255,7 +255,7 @@ def _spaced(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-Mesh = Annotated[dict[Axis, Annotated[int, Field(gt=0)]], BeforeValidator(_spaced)]
+Mesh = Annotated[dict[Axis, Annotated[int, Field(gt=0)]], BeforeValidator(_check_spaces)]
 
 
 class SyncSection(Section):
@@ -299,14 +299,14 @@ Cut = Literal["columns", "rows"]
 class TensorSection(Section):
     """How layers are cut."""
 
-    plan: Annotated[dict[str, Cut], BeforeValidator(_spaced)] = Field(default_factory=dict)
+    plan: Annotated[dict[str, Cut], BeforeValidator(_check_spaces)] = Field(default_factory=dict)
     """Layer name or pattern → `columns` (outputs divided) or `rows` (inputs divided)."""
 
 
 # parameter_server: `staleness` alone leads from synchronous (0) to asynchronous (none)
 
 
-def _bound(value: Any) -> Any:
+def _parse_staleness(value: Any) -> Any:
     """Read `none`, which people write where YAML expects `null`."""
     if value is None or value == "none":
         return None
@@ -349,7 +349,7 @@ class ParameterServerSection(Section):
     replicas: Literal[0, 1] = 0
     """1: each server has a twin that takes over when it is lost, with nothing lost. 0: the run then
     goes back to its last checkpoint."""
-    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_bound)] = 0
+    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_parse_staleness)] = 0
     """How many updates may lie between the weights a gradient was computed on and those it is
     applied to; `none`: any number."""
     quorum: PositiveInt | Literal["all"] | None = None
@@ -398,7 +398,7 @@ class ParameterServerSection(Section):
                     f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
                 )
         self._can_live()
-        dialled("parameter_server", self.address)
+        _check_address("parameter_server", self.address)
         if self.plane == "memory" and self.address != "127.0.0.1":
             raise SettingError(
                 f"parameter_server.address = {self.address!r} has no effect on plane 'memory', "
@@ -450,8 +450,8 @@ class ElasticSection(Section):
     """Where the coordinator listens; members of other machines need one that they can reach."""
 
     @model_validator(mode="after")
-    def _can_be_dialled(self) -> Self:
-        dialled("elastic", self.address)
+    def _can_be_reached(self) -> Self:
+        _check_address("elastic", self.address)
         return self
 
     @model_validator(mode="after")
@@ -556,7 +556,7 @@ def _refuse_idle(
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
-def dialled(section: str, address: str) -> None:
+def _check_address(section: str, address: str) -> None:
     """Refuse an address that means "all of this machine": other machines cannot connect to it."""
     if address in _ALL_ADDRESSES:
         raise SettingError(
