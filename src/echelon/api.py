@@ -1,4 +1,7 @@
-"""Echelon from Python: `echelon.train`."""
+"""`echelon.train`: train from Python.
+
+Keywords become a checked `Job`, exactly as a job file does, and `cluster.start` runs it.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +29,28 @@ def train(
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Result:
-    """Train a task and return what came of it.
+    """Train a task and return the result.
 
     `task` is a `Task`, the name of a built-in one, or `path/to/file.py:function`. `settings` are
     the keys of a job: `epochs=3, batch_size=64, optimizer={"name": "adamw", "lr": 3e-4}`, …
-    `observers` see the run go by in the process that records it: with several workers that is one
-    of them, and what observers keep in lists stays there.
-    `resume` continues an earlier run of the same task; what `settings` do not say is then as
-    it was.
+    `observers` receive the events of the run in the process that records it. With several workers
+    that is one of the workers, and data that observers collect stays in that process.
+    `resume` continues an earlier run of the same task; settings that are not given keep the values
+    of that run.
     """
-    given = {"strategy": strategy, "workers": workers}
     known: KnownRun | None = None
     values = dict(settings)
     if resume is not None:
         known = load_run((settings.get("track") or {}).get("folder", "runs"), resume)
         values = _merged(known.job.model_dump(mode="json"), settings)
-    said = {key: value for key, value in given.items() if value is not None}
+    given = {"strategy": strategy, "workers": workers}
+    given = {key: value for key, value in given.items() if value is not None}
     if known is not None:
-        forgotten = rearranged(settings | said)
+        # Another strategy or number of workers: the earlier run's mesh and strategy sections do
+        # not apply any more, unless `settings` has them too.
+        forgotten = rearranged(settings | given)
         values |= forgotten | {k: settings[k] for k in settings if k in ("mesh", *forgotten)}
-    values |= said
+    values |= given
     if isinstance(task, Task):
         job = job_from(values | {"task": PYTHON_TASK}, checks=[check_strategy, check_python])
     else:
@@ -59,7 +64,7 @@ def train(
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` goes before `base`, key by key."""
+    """Return `base` with the values of `over` put in, key by key and in nested mappings too."""
     return base | {
         key: _merged(base[key], value)
         if isinstance(value, dict) and isinstance(base.get(key), dict)

@@ -1,12 +1,11 @@
-"""Background writer with an in-memory snapshot.
+"""Save checkpoints in the background: training waits for a copy in memory, not for the disk.
 
-Checkpoints in the background: training waits for the copy in memory, not for the disk.
-
-    training   ──┤ take ├──── goes on ─────────────────┤ take ├──── …
+    training   ──┤ copy ├──── continues ───────────────┤ copy ├──── …
     writer              └─ finite? ─ write ─ rename ─ sweep ┘ └─ …
 
-One snapshot and one write at a time, in the order they were asked for. A second snapshot would help
-only until the disk is one checkpoint further behind, and would cost the memory of another state.
+There is one snapshot, and one write at a time, in the order of the calls. A second snapshot would
+help only until the disk is one checkpoint further behind, and would cost the memory of another
+state.
 """
 
 from __future__ import annotations
@@ -27,31 +26,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.checkpoint.state import Flat, divided, flatten, in_bytes
-from echelon.checkpoint.state import first_non_finite as first_in_files
+from echelon.checkpoint.files import divided, first_non_finite_in_files, in_bytes
+from echelon.checkpoint.state import Flat, flatten
 from echelon.checkpoint.store import Shelf
 from echelon.core.errors import CheckpointError, NonFiniteError, PeerError
 
-# --- writer ---
-
-_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-_NICENESS = 5
-"""A third of the weight of a thread that trains: on a busy machine it still gets its turn."""
-_LONG = 0.5
-"""Seconds of waiting for the disk that are worth a word."""
-_LOOK = 0.01
-_NO_MEMORY = "checkpoints are written while training waits: there is no memory for a copy"
-
-
-class _GivenUp(Exception):
-    """The run was ended at once: nobody waits for what was being written."""
-
 
 class Writer:
-    """Saves cuts on a shelf from a thread of its own; its methods are for one thread to call.
+    """Saves checkpoints to a `Shelf` from a thread of its own. Only one thread may call it.
 
-    A full disk in the middle of a run is only noticed. What cannot be gone on with is raised by the
-    call that comes next: values under the path `finite` that are not, a shelf that takes nothing.
+    A full disk in the middle of a run is only reported through `notice`. An error that the run
+    cannot survive is raised by the next call: values under the path `finite` that are not finite,
+    or a folder that cannot be written to at all.
     """
 
     def __init__(
@@ -62,17 +48,18 @@ class Writer:
         finite: str = "strategy/model/",
         allowed: Callable[[int], bool | None] = lambda _version: True,
     ) -> None:
-        """`allowed` says whether a version may be written; None if not yet."""
+        """`allowed` returns whether a version may be written; None: not decided yet."""
         self.saved = 0
-        """The last version that is whole on disk."""
+        """The last version that is complete on disk."""
         self._shelf = shelf
         self._notice = notice or (lambda _message: None)
         self._finite = finite
         self._allowed = allowed
         self._snapshot = Snapshot()
         self._held: tuple[int, Flat] | None = None
-        """What was saved last."""
+        """The version and state of the last `save`."""
         self._small = False
+        """Whether there is too little memory for a copy, so that training waits for the disk."""
         self._error: Exception | None = None
         self._given_up = threading.Event()
         self._thread: ThreadPoolExecutor | None = None
@@ -87,7 +74,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """A run that is ended at once does not wait for its disk."""
+        """Close; abandon the current write if the run ends by Ctrl-C or exit."""
         if kind is not None and not issubclass(kind, Exception):
             self._given_up.set()
         self.close()
@@ -98,36 +85,36 @@ class Writer:
         return self._last is not None and not self._last.done()
 
     def prepare(self, state: Any) -> None:
-        """Touch memory for states like this one, so that the first pause is short already."""
+        """Reserve and touch memory for states like this one, so that the first copy is fast."""
         size, pinned = needed(flatten(state))
         self._do(lambda: self._reserve(size, pinned))
 
     def save(self, version: int, state: Any) -> None:
-        """Copy `state` and return; it is on disk later. Without memory for a copy, write it now."""
+        """Copy `state`, write the copy in the background. Without memory for a copy, write now."""
         flat = flatten(state)
-        held, in_files = divided(flat)
+        in_memory, in_files = divided(flat)
         self._await_disk(version)
         self.check()
-        self._reserve(*needed(held))
+        self._reserve(*needed(in_memory))
         if self._small:
-            self._held = version, flat  # to be tried again if this is the last one
+            self._held = version, flat  # for `finish`, which tries again
             self._write(version, flat)
             return
-        copy = Flat(self._snapshot.take(held).tensors | in_files, flat.skeleton)
+        copy = Flat(self._snapshot.take(in_memory).tensors | in_files, flat.skeleton)
         self._held = version, copy
         self._do(lambda: self._write(version, copy))
 
     def save_now(self, version: int, state: Any) -> None:
-        """Write `state` itself; if that cannot be done, it is an error."""
+        """Write `state` without a copy, and raise if that fails."""
         self.flush()
         self._put(version, flatten(state))
 
     def mark_best(self, version: int) -> None:
-        """Remember a version as the best once it is on disk, if it ever is."""
+        """Mark a version as the best once it is on disk; do nothing if it never gets there."""
         self._do(lambda: self._mark_best(version))
 
     def finish(self, version: int) -> None:
-        """Wait for the disk; if it did not take this version when it was saved, try once more."""
+        """Wait for the disk; if writing this version has failed, try once more and raise."""
         self.flush()
         if self.saved != version:
             assert self._held is not None, "nothing was saved"
@@ -135,19 +122,19 @@ class Writer:
             self._put(*self._held)
 
     def flush(self) -> None:
-        """Wait until all that was asked for is done."""
+        """Wait until all requested work is done."""
         if self._last is not None:
             self._last.result()
         self.check()
 
     def check(self) -> None:
-        """Raise what went wrong in the background, once."""
+        """Raise the error of the background thread, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """End the thread, after what it is doing, and give the memory back."""
+        """End the thread after its current work, and free the memory of the snapshot."""
         thread, self._thread, self._last = self._thread, None, None
         if thread is not None:
             thread.shutdown()
@@ -164,7 +151,7 @@ class Writer:
             work()
         except _GivenUp:
             pass
-        except Exception as error:  # for the thread that trains
+        except Exception as error:  # raised in the training thread by `check`
             self._error = error
 
     def _await_disk(self, version: int) -> None:
@@ -184,11 +171,11 @@ class Writer:
             self._notice(_NO_MEMORY)
 
     def _write(self, version: int, flat: Flat) -> None:
-        """Save, in the middle of a run, which can do without for a while."""
+        """Write a checkpoint in the middle of a run; a full disk is reported and tolerated."""
         try:
             self._put(version, flat)
         except PeerError:
-            return  # members meet again, and whoever leads then saves
+            return  # members regroup, and the first member of the new generation saves
         except CheckpointError as error:
             known = self._shelf.versions()
             if not known and not _is_full(error):
@@ -202,8 +189,8 @@ class Writer:
     def _put(self, version: int, flat: Flat) -> None:
         start = self._finite
         weights = {path: t for path, t in flat.tensors.items() if path.startswith(start)}
-        held, in_files = divided(Flat(weights, None))
-        path = first_non_finite(held.tensors.items()) or first_in_files(in_files)
+        in_memory, in_files = divided(Flat(weights, None))
+        path = first_non_finite(in_memory.tensors.items()) or first_non_finite_in_files(in_files)
         if path:
             raise NonFiniteError(
                 f"step {version}: {path.removeprefix(start)!r} is not finite; "
@@ -222,7 +209,7 @@ class Writer:
 
     def _mark_best(self, version: int) -> None:
         if version not in self._shelf.versions():
-            return  # it could not be written, and that was told
+            return  # it could not be written, which was reported then
         try:
             self._shelf.mark_best(version)
         except CheckpointError as error:
@@ -233,42 +220,56 @@ class Writer:
             raise _GivenUp
 
 
+class _GivenUp(Exception):
+    """The run is ending at once, so the current write is abandoned."""
+
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""Errors that mean a full disk, a file size limit or a quota; space may be freed later."""
+_NICENESS = 5
+"""Gives the writer a third of the scheduling weight of training, so it still gets its turn."""
+_LONG = 0.5
+"""Report a wait for the disk from this many seconds on."""
+_LOOK = 0.01
+"""Seconds between two questions whether a version may be written."""
+_NO_MEMORY = "checkpoints are written while training waits: there is no memory for a copy"
+
+
 def _is_full(error: CheckpointError) -> bool:
-    """Whether the disk is full, which may pass; a folder that may not be written to will not."""
+    """Return whether the disk is full. That may pass, unlike missing permissions."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
 
 
 def _step_back() -> None:
-    """Let training go first where there are not enough cores for both."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own to set
+    """Lower the priority of the calling thread, so that training goes first on a busy machine."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-# --- snapshot ---
-# A copy of a state in memory, from which it is written while training goes on.
-#
-# Taking it is all that training waits for. Memory that was never touched takes six times as long
-# to copy into as memory that was, so it is reserved and touched beforehand, and used again and
-# again.
+# The copy in memory
 
 _PAGE, _ALIGNMENT = 4096, 64
 _PIECE = 1 << 24
 _WORTH_THREADS, _MOST_THREADS = 1 << 23, 8
 _SPARE = 1 << 28
-"""Bytes of memory to leave to everybody else."""
-Copy = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""Bytes of memory that a snapshot leaves to other programs."""
 
 
 class Snapshot:
-    """Memory for one state at a time."""
+    """A copy of one state in memory, from which it is written while training goes on.
+
+    Training waits only for the copy. Copying into memory that was never touched takes six times as
+    long as into memory that was, so it is reserved and touched beforehand, and used again for each
+    copy.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int, pinned: bool, proceed: Callable[[], None]) -> bool:
-        """Have so much memory, touched; returns False if there is not enough of it.
+        """Reserve and touch `size` bytes; return False if there is not enough memory.
 
-        `proceed` is called now and then, and may raise to give up.
+        `proceed` is called between pieces, and may raise to give up.
         """
         if self._memory.numel() >= size and (self._memory.is_pinned() or not pinned):
             return True
@@ -286,7 +287,7 @@ class Snapshot:
         return True
 
     def take(self, flat: Flat) -> Flat:
-        """A copy, made by as many threads as training has; good until the next one is taken."""
+        """Return a copy, valid until the next one is taken. Uses as many threads as training."""
         slots = self._slots(flat.tensors)
         pairs = [(slots[path], tensor) for path, tensor in flat.tensors.items()]
         _copy_all((pair for pair in pairs if _is_dense(pair[1])), torch.get_num_threads())
@@ -298,11 +299,11 @@ class Snapshot:
         return Flat(slots, flat.skeleton)
 
     def forget(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def _slots(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A place for each tensor, laid out as the tensor itself."""
+        """Return a part of the memory for each tensor, in the tensor's own memory order."""
         slots: dict[str, Tensor] = {}
         start = 0
         for path, tensor in tensors.items():
@@ -315,13 +316,13 @@ class Snapshot:
 
 
 def needed(flat: Flat) -> tuple[int, bool]:
-    """How many bytes a snapshot takes, and whether they should be pinned for a GPU."""
+    """Return how many bytes a snapshot takes, and whether they should be pinned for a GPU."""
     size = sum(_aligned(tensor.nbytes) for tensor in flat.tensors.values())
     return size, any(tensor.is_cuda for tensor in flat.tensors.values())
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping; without end where the system does not say."""
+    """Return how many bytes are available without swapping; 2**62 if the system does not say."""
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.is_file() else []
     found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
@@ -333,13 +334,16 @@ def _aligned(size: int) -> int:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor is one piece of this machine's memory, in whatever order of dimensions."""
+    """Return whether a tensor is one contiguous piece of CPU memory, in any order of dimensions."""
     return tensor.device.type == "cpu" and tensor.permute(by_stride(tensor)).is_contiguous()
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]], threads: int) -> None:
-    """Each thread takes the next piece that is left. NumPy copies as `memcpy` does, whereas torch
-    reads what it is about to write over, and waits for all of its threads after each tensor."""
+    """Copy tensors in pieces; each thread takes the next piece that is left.
+
+    NumPy copies like `memcpy`. torch reads memory that it is about to overwrite, and waits for all
+    of its threads after each tensor.
+    """
     copies = [copy for slot, tensor in pairs for copy in _pieces(slot, tensor)]
     left = iter(copies)
     if threads == 1 or sum(len(source) for _, source in copies) < _WORTH_THREADS:
@@ -351,6 +355,9 @@ def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]], threads: int) -> None:
         _copy(left)
         for other in working:
             other.result()
+
+
+Copy = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _pieces(slot: Tensor, tensor: Tensor) -> Iterator[Copy]:
@@ -365,39 +372,38 @@ def _copy(left: Iterator[Copy]) -> None:
         np.copyto(to, source)
 
 
-# --- finite ---
-# Looking for values that are not finite, out of training's way.
+def by_stride(tensor: Tensor) -> list[int]:
+    """Return the dimensions in their order in memory, the largest stride first."""
+    strides = tensor.stride()
+    return sorted(range(tensor.ndim), key=lambda at: -strides[at])
 
-_CHECKED_PIECE = 1 << 15
-"""Values looked at together: they stay in the cache, and torch starts no threads for so few."""
-_KNOWN = (torch.float64, torch.float32)
+
+# Values that are not finite
+
+_VALUES_PER_CHECK = 1 << 15
+"""Values checked at a time: they stay in the cache, and torch starts no threads for so few."""
+_NUMPY_CHECKS = (torch.float64, torch.float32)
 
 
 def first_non_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first CPU tensor with a NaN or an infinity in it.
+    """Return the name of the first CPU tensor with a NaN or an infinity; None if all are finite.
 
-    In the calling thread alone, where `torch.isfinite` would start as many as training has.
+    Uses the calling thread only; `torch.isfinite` would start as many threads as training has.
     """
     for name, tensor in named:
         if tensor.is_floating_point() and not all(
-            map(_is_finite, _row(tensor).split(_CHECKED_PIECE))
+            map(_is_finite, _row(tensor).split(_VALUES_PER_CHECK))
         ):
             return name
     return None
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """All values, in whatever order costs no copy."""
+    """Return all values as one row, in their order in memory, which costs no copy."""
     return tensor.detach().permute(by_stride(tensor)).reshape(-1)
 
 
-def by_stride(tensor: Tensor) -> list[int]:
-    """The dimensions as they lie in memory, the widest first."""
-    strides = tensor.stride()
-    return sorted(range(tensor.ndim), key=lambda at: -strides[at])
-
-
 def _is_finite(values: Tensor) -> bool:
-    if values.dtype in _KNOWN:
+    if values.dtype in _NUMPY_CHECKS:
         return bool(np.isfinite(values.numpy()).all())
     return bool(torch.isfinite(values.float()).all())

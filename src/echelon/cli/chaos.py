@@ -1,4 +1,8 @@
-"""`echelon chaos`: a job under faults, and the proof that it stood them."""
+"""`echelon chaos`: inject faults into a run on this machine and verify that it recovers.
+
+The faults come from a plan (`--plan`) or are random (`--random`, one trial per seed).
+`cluster.chaos.endure` makes the trials; each is printed when it ends, and all together at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
     from echelon.cluster.chaos.run import Report, Told
     from echelon.core.config import Job
 
-FAILED = 1
 
+FAILED = 1
 Workers = Annotated[
     int | None, typer.Option(min=2, help="How many trainers to start (the job's, otherwise).")
 ]
@@ -75,12 +79,12 @@ def chaos(
             told=told,
         )
 
-    if _shown(trials, as_json=as_json).problems:
+    if _report(trials, as_json=as_json).problems:
         raise typer.Exit(FAILED)
 
 
 def _planned(plan: str | None, chance: int | None, runs: int) -> Sequence[Fault]:
-    """What is to go wrong, as far as it is known beforehand."""
+    """Return the faults of `--plan`; none if they are random."""
     if (plan is None) == (chance is None):
         raise UserError("say what is to go wrong: either --plan TEXT or --random N")
     if plan is None:
@@ -92,8 +96,17 @@ def _planned(plan: str | None, chance: int | None, runs: int) -> Sequence[Fault]
     return read_plan(plan)
 
 
-def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
-    """Each trial as it is done, then all of them."""
+def _elastic(file: Path | None, overrides: list[str]) -> tuple[Job, list[str]]:
+    """Return the job and its overrides; strategy `single`, the default, becomes `all_reduce`."""
+    from echelon.core.config import load_job
+
+    if load_job(file, overrides).job.strategy == "single":
+        overrides = [*overrides, "strategy=all_reduce"]
+    return train.load(file, overrides), overrides
+
+
+def _report(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
+    """Make the trials; print each when it ends, then the report on all of them."""
     from echelon.cluster.chaos.run import show, show_all
     from echelon.core import format
     from echelon.track import views
@@ -109,15 +122,6 @@ def _shown(trials: Callable[[Told], Report], *, as_json: bool) -> Report:
     return report
 
 
-def _elastic(file: Path | None, overrides: list[str]) -> tuple[Job, list[str]]:
-    """The job, whose strategy is all_reduce if it does not say any other."""
-    from echelon.core.config import load_job
-
-    if load_job(file, overrides).job.strategy == "single":
-        overrides = [*overrides, "strategy=all_reduce"]
-    return train.load(file, overrides), overrides
-
-
 def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
-    """As Ctrl-C: nothing that was started is left."""
+    """End like on Ctrl-C, so that every process that was started is ended."""
     raise KeyboardInterrupt

@@ -1,4 +1,12 @@
-"""Arguments, output, Ctrl-C for every verb."""
+"""What all commands share: reading their arguments, printing, and ending on Ctrl-C.
+
+Ctrl-C ends a command with one line and exit code 130 at any moment:
+
+    imports of the command line    `exit_interrupted`, installed by __main__.py: exits at once
+    a command                      `stoppable`: raises KeyboardInterrupt in it, so it can clean up
+    … while torch is imported      exits at once, for torch might swallow the exception
+    after the command              ignored
+"""
 
 from __future__ import annotations
 
@@ -14,12 +22,9 @@ from typing import NoReturn
 
 from echelon.core.errors import UserError
 
-# --- arguments ---
-# What the verbs have in common on the command line.
-
 
 def split_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """At most one job file, and any number of `key=value`."""
+    """Divide arguments into at most one job file and any number of `key=value` overrides."""
     files = [text for text in arguments if "=" not in text]
     overrides = [text for text in arguments if "=" in text]
     if len(files) > 1:
@@ -28,7 +33,7 @@ def split_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
 
 
 def command() -> str:
-    """How Echelon was called, for hints that can be copied: `echelon`, or the path to it."""
+    """Return how Echelon was called, for hints that can be copied: `echelon`, or the path to it."""
     here = Path(sys.argv[0])
     if here.name != "echelon":
         return "python -m echelon"
@@ -39,12 +44,12 @@ def command() -> str:
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print, and be sure that it went out: a full disk is said in one line."""
+    """Print lines and flush them, so that a full disk is reported as an error in one line."""
     try:
         for line in lines:
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough: that is no mistake
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe: no error
         raise
     except OSError as error:
         _drop_stdout()
@@ -52,73 +57,77 @@ def say(lines: Iterable[str]) -> None:
 
 
 def _drop_stdout() -> None:
-    """What is still in the buffer would fail once more when Python ends."""
+    """Redirect stdout to nothing: flushing the rest of its buffer at exit would fail again."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
 
 
-# --- interrupt ---
-# Ctrl-C ends every command with one line and exit code 130, whatever it was doing.
-
 INTERRUPTED = 130
-"""What was stopped is not done; some of it can be gone on with."""
-_LINE = b"echelon: stopped\n"
-
-
-class _Pressed(KeyboardInterrupt):
-    """The plain one would be remembered by Python where compiled code meets it: it would end this
-    process by SIGINT although it was dealt with."""
+"""Exit code of a command that was interrupted: 128 + SIGINT, as shells report it."""
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A command: Ctrl-C raises KeyboardInterrupt in it, and that ends it.
+    """Run a command in which Ctrl-C raises KeyboardInterrupt, and exit with 130 after that.
 
-    One that comes while compiled modules are imported may end in anything: they make an
-    ImportError of it, or catch it and fail later. Whatever is raised after it, that was the cause.
+    Compiled modules that are interrupted while they are imported turn the exception into an
+    ImportError, or catch it and fail later. So any exception after Ctrl-C counts as interrupted.
     """
     pressed = False
 
     def press(_number: int, _frame: FrameType | None) -> NoReturn:
         nonlocal pressed
         pressed = True
-        if _torch_is_half_there():
-            _end()  # it might swallow an exception; no command begins anything before it is there
+        if _torch_is_importing():
+            # torch might swallow an exception; no command begins anything before it is imported
+            exit_interrupted()
         raise _Pressed
 
     from typer import Exit
 
     before = signal.getsignal(signal.SIGINT)
-    ours = before in (_end, signal.default_int_handler)
+    ours = before in (exit_interrupted, signal.default_int_handler)
     if ours:
         signal.signal(signal.SIGINT, press)
     try:
         yield
-    except Exit:  # it has said what there is to say
+    except Exit:  # the command has printed its message
         raise
     except BaseException as error:
         if not pressed and not isinstance(error, KeyboardInterrupt):
             raise
-        _say()
+        _print_stopped()
         raise Exit(INTERRUPTED) from None
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
 
 
-def _end(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> NoReturn:
-    _say()
+def exit_interrupted(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> NoReturn:
+    """Print one line and exit at once, without cleaning up. Usable as a signal handler."""
+    _print_stopped()
     os._exit(INTERRUPTED)
 
 
-def _torch_is_half_there() -> bool:
+class _Pressed(KeyboardInterrupt):
+    """The KeyboardInterrupt raised by Ctrl-C.
+
+    Python remembers a plain KeyboardInterrupt that passes through compiled code, and would end the
+    process by SIGINT although the exception was handled.
+    """
+
+
+def _torch_is_importing() -> bool:
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return getattr(spec, "_initializing", False)
 
 
-def _say() -> None:
+_LINE = b"echelon: stopped\n"
+
+
+def _print_stopped() -> None:
     try:
-        os.write(2, _LINE)  # safe wherever a signal comes
-    except OSError:  # closed: there is nobody left to tell
+        os.write(2, _LINE)  # unlike print, safe in a signal handler
+    except OSError:  # stderr is closed
         return

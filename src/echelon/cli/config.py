@@ -1,4 +1,4 @@
-"""`echelon config`: what a job may say, and what one says."""
+"""`echelon config`: the schema of a job file, and one job with all defaults filled in."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def schema() -> None:
     from echelon import models, strategy, task
     from echelon.core.config import Job
 
-    found = Job.model_json_schema()
-    found["properties"]["model"] = models.schema()
-    found["properties"]["strategy"]["enum"] = strategy.names()
-    found["properties"]["task"]["anyOf"] = [
+    job = Job.model_json_schema()
+    job["properties"]["model"] = models.schema()
+    job["properties"]["strategy"]["enum"] = strategy.names()
+    job["properties"]["task"]["anyOf"] = [
         {"enum": list(task.NAMES)},
         {"pattern": r"\.py:\w+$"},
     ]
-    print(json.dumps(found, indent=2))
+    print(json.dumps(job, indent=2))
 
 
 @app.command()

@@ -1,4 +1,8 @@
-"""`echelon doctor`: is this machine fit to train, and what will it be like?"""
+"""`echelon doctor`: checks of this machine, each with its meaning for training.
+
+The checks are in track/doctor.py. The check of bfloat16 is added here, because it is made by
+`strategy`, which `track` may not import.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""`echelon`: one verb per file. Exit codes: 0 done, 1 training failed, 2 user error, 130 Ctrl-C."""
+"""The command line `echelon`: its commands, and how errors become exit codes.
+
+    0 done      1 training failed      2 user error      130 Ctrl-C
+
+Each file of this folder has the commands on one subject and is a thin layer: it reads arguments,
+calls the package that does the work, and prints the result. Heavy imports, such as torch, are made
+inside the commands, so that `--help` and errors in arguments come at once.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +16,15 @@ import typer
 from typer.core import TyperGroup
 
 from echelon.cli import chaos, config, data, doctor, predict, runs, train
-from echelon.cli import predict as evaluate
-from echelon.cli import train as join
 from echelon.cli.common import stoppable
 from echelon.cluster.environment import calm_threads, calm_warnings
 from echelon.core.errors import EchelonError, UserError
 from echelon.core.process import keep_freed_memory
 
 
-class _Verbs(TyperGroup):
+class _Commands(TyperGroup):
+    """Runs every command so that Ctrl-C ends it cleanly."""
+
     def invoke(self, ctx: Any) -> Any:
         with stoppable():
             return super().invoke(ctx)
@@ -25,16 +32,16 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     name="echelon",
-    cls=_Verbs,
+    cls=_Commands,
     help="Train neural networks on the machines people really have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.train)
-app.command("join")(join.join)
+app.command("join")(train.join)
 app.command("chaos")(chaos.chaos)
-app.command("eval")(evaluate.evaluate)
+app.command("eval")(predict.evaluate)
 app.command("predict")(predict.predict)
 app.add_typer(runs.app, name="runs")
 app.add_typer(config.app, name="config")
@@ -43,31 +50,26 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Run a command; a fault that was meant becomes one line and an exit code."""
+    """Run a command; print an `EchelonError` as one line and exit with its code."""
     calm_threads()
     calm_warnings()
     keep_freed_memory()
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
-        sys.exit(_misused(error))
-    except UserError as error:
-        sys.exit(_said(error, 2))
+        _print_usage_error(error)
+        sys.exit(2)
     except EchelonError as error:
-        sys.exit(_said(error, 1))
+        for note in getattr(error, "__notes__", ()):  # such as the traceback of another process
+            print(note, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
-def _said(error: EchelonError, code: int) -> int:
-    for note in getattr(error, "__notes__", ()):  # such as the traceback of a member
-        print(note, file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr)
-    return code
-
-
-def _misused(error: typer.TyperException) -> int:
-    """Of a command that was called in a way that it does not have, one line is told, too."""
-    where = getattr(error, "ctx", None)
-    if said := " ".join(error.format_message().removesuffix(".").split()):  # else help was given
-        more = f" (see '{where.command_path} --help')" if where else ""
-        print(f"error: {said[0].lower()}{said[1:]}{more}", file=sys.stderr)
-    return 2
+def _print_usage_error(error: typer.TyperException) -> None:
+    """Print a wrong use of a command as one line that names the command's help."""
+    context = getattr(error, "ctx", None)
+    message = " ".join(error.format_message().removesuffix(".").split())
+    if message:  # empty: help was printed instead
+        more = f" (see '{context.command_path} --help')" if context else ""
+        print(f"error: {message[0].lower()}{message[1:]}{more}", file=sys.stderr)

@@ -1,4 +1,8 @@
-"""Eval, predict."""
+"""`echelon eval` and `echelon predict`: use the model of a run.
+
+Both reopen the run: its stored job, its fitted values (vocabulary, label names, …) and its task,
+on the run's own data or on new data. Nothing is fitted to new data, and all of it is held out.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,6 @@ if TYPE_CHECKING:
     from echelon.loop import KnownRun
 
 
-# --- evaluate ---
-# `echelon eval`: how good a trained run is.
-
 Checkpoint = Annotated[str, typer.Option(help="`best`, `last`, or a step.")]
 Folder = Annotated[str, typer.Option(help="Where the runs are.")]
 
@@ -43,16 +44,16 @@ def evaluate(
 
     known, task = reopen(folder, run, overrides or [])
     _need_target(known, task)
-    found = evaluate_run(known, task, checkpoint)
+    result = evaluate_run(known, task, checkpoint)
     if as_json:
-        say([to_json({"run": known.id, "samples": found.samples, "metrics": found.values})])
+        say([to_json({"run": known.id, "samples": result.samples, "metrics": result.values})])
         return
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in found.values.items())
-    say([f"{known.id} ({checkpoint}) on {found.samples:,} samples: {figures}"])
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.values.items())
+    say([f"{known.id} ({checkpoint}) on {result.samples:,} samples: {metrics}"])
 
 
 def _need_target(known: KnownRun, task: Task) -> None:
-    """New data of a built-in task may come without the answers; then it can only be predicted."""
+    """Refuse data without a target column: it can be predicted, but not evaluated."""
     import torch
 
     from echelon.core.errors import DataError
@@ -64,12 +65,8 @@ def _need_target(known: KnownRun, task: Task) -> None:
     if "y" not in task.valid.gather(torch.zeros(1, dtype=torch.int64)):
         place, target = known.job.data.path or known.job.data.name, known.fitted.get("target")
         made = target_made_of(known.fitted)
-        told = f", which is made of {', '.join(map(repr, made))}" if made else ""
-        raise DataError(f"{place}: evaluation needs the target column {target!r}{told}")
-
-
-# --- predict ---
-# `echelon predict`: what a trained run says of new data.
+        origin = f", which is made of {', '.join(map(repr, made))}" if made else ""
+        raise DataError(f"{place}: evaluation needs the target column {target!r}{origin}")
 
 
 def predict(
@@ -91,7 +88,13 @@ def predict(
     if (data is None) == (prompt is None):
         raise UserError("give either a file of data or --prompt")
     if prompt is not None:
-        lines: Iterable[str] = [_told(folder, run, checkpoint, prompt, length, temperature, seed)]
+        from echelon.loop.inference import trained_model
+        from echelon.task.builtin import Writer
+
+        known, task = reopen(folder, run, [])
+        writer = Writer(trained_model(known, task, checkpoint), known.fitted)
+        text = writer.go_on(prompt, length, temperature=temperature, seed=seed)
+        lines: Iterable[str] = [text]
     else:
         assert data is not None
         lines = _predicted(folder, run, checkpoint, data)
@@ -101,8 +104,21 @@ def predict(
         _save(lines, out)
 
 
+def _predicted(folder: str, run: str, checkpoint: str, data: Path) -> Iterator[str]:
+    from echelon.core.format import to_json
+    from echelon.loop.inference import predict_run
+
+    if not data.exists():
+        raise UserError(f"{data}: there is no such file")
+    known = stored_run(folder, run)
+    if known.job.task == "language_model":
+        raise UserError("a language model goes on from a text: use --prompt")
+    known, task = reopen_on(known, data)
+    return map(to_json, predict_run(known, task, checkpoint))
+
+
 def _save(lines: Iterable[str], out: Path) -> None:
-    """All of it, or nothing at all. A device or a pipe is written to as it is."""
+    """Write a whole file or none. A device or a pipe is written to directly."""
     if out.is_dir():
         raise UserError(f"--out {out}: is a folder, give the name of a file")
     if not out.absolute().parent.is_dir():
@@ -119,65 +135,18 @@ def _save(lines: Iterable[str], out: Path) -> None:
         raise UserError(f"--out {out}: cannot be written: {error.strerror}") from None
 
 
-def _predicted(folder: str, run: str, checkpoint: str, data: Path) -> Iterator[str]:
-    from echelon.core.format import to_json
-    from echelon.loop.inference import predict_run
-
-    if not data.exists():
-        raise UserError(f"{data}: there is no such file")
-    known = stored_run(folder, run)
-    if known.job.task == "language_model":
-        raise UserError("a language model goes on from a text: use --prompt")
-    known, task = reopen_on(known, data)
-    return map(to_json, predict_run(known, task, checkpoint))
-
-
-def _told(
-    folder: str,
-    run: str,
-    checkpoint: str,
-    prompt: str,
-    length: int,
-    temperature: float,
-    seed: int,
-) -> str:
-    from echelon.loop.inference import trained_model
-    from echelon.task.builtin import Writer
-
-    known, task = reopen(folder, run, [])
-    writer = Writer(trained_model(known, task, checkpoint), known.fitted)
-    return writer.go_on(prompt, length, temperature=temperature, seed=seed)
-
-
-# --- reopening ---
-# A run and its task again, for the verbs that use a trained model.
+# Reopening a run
 
 _MAY_CHANGE = ("data", "device", "evaluate", "threads")
+"""Settings of a run that may differ when its model is used."""
 _ORIGIN = ("data.name", "data.path")
 
 
-def check_stored(job: Job) -> None:
-    """The config of a run was checked when it began, but files can be damaged."""
-    from echelon import strategy, task
-    from echelon.loop import PYTHON_TASK
-
-    strategy.check(job)
-    if job.task != PYTHON_TASK:
-        task.check(job)
-
-
-def stored_run(folder: str, run: str, overrides: list[str] | None = None) -> KnownRun:
-    """A run whose task can be built again."""
-    from echelon.loop import PYTHON_TASK, load_run
-
-    known = load_run(folder, run, overrides or [], checks=[check_stored])
-    if known.job.task == PYTHON_TASK:
-        raise RunError(f"run {known.id!r} was started from Python: its task is not known here")
-    return known
-
-
 def reopen(folder: str, run: str, overrides: list[str]) -> tuple[KnownRun, Task]:
-    """With other data than the run's own, all of it is held out and nothing is fitted to it."""
+    """Return a run and its task, on the run's own data unless `overrides` name other data.
+
+    Nothing is fitted to other data, and all of it is held out.
+    """
     from echelon import task
 
     keys = [text.partition("=")[0] for text in overrides]
@@ -197,21 +166,44 @@ def reopen(folder: str, run: str, overrides: list[str]) -> tuple[KnownRun, Task]
 
 
 def reopen_on(known: KnownRun, path: Path) -> tuple[KnownRun, Task]:
-    """The run and its task on the data at `path`, whatever that is called, without answers."""
+    """Return a run and its task on the data at `path`, which needs no target column.
+
+    Unlike in `reopen`, `path` is no setting: its name may contain any characters.
+    """
     from echelon import task
 
     place: dict[str, Any] = {"path": str(path), "name": None, "valid_path": None}
     if known.job.data.name is not None:
-        place["options"] = {}  # those of a shipped set mean nothing to a file
+        place["options"] = {}  # options of a shipped data set mean nothing to a file
     data = known.job.data.model_copy(update=place)
     known = dataclasses.replace(known, job=known.job.model_copy(update={"data": data}))
-    # A label that the model does not know is no obstacle to saying what it should be.
+    # Do not read the target: a label that the model does not know must not prevent a prediction.
     unasked = {"target": None} if "target" in known.fitted else {}
     return known, task.load_task(known.job, {**known.fitted, **unasked})
 
 
+def stored_run(folder: str, run: str, overrides: list[str] | None = None) -> KnownRun:
+    """Load a run whose task can be built again; a task from Python cannot."""
+    from echelon.loop import PYTHON_TASK, load_run
+
+    known = load_run(folder, run, overrides or [], checks=[check_stored])
+    if known.job.task == PYTHON_TASK:
+        raise RunError(f"run {known.id!r} was started from Python: its task is not known here")
+    return known
+
+
+def check_stored(job: Job) -> None:
+    """Check the job of a run again: it was checked at the start, but its file may be damaged."""
+    from echelon import strategy, task
+    from echelon.loop import PYTHON_TASK
+
+    strategy.check(job)
+    if job.task != PYTHON_TASK:
+        task.check(job)
+
+
 def _nowhere(own: KnownRun) -> list[str]:
-    """Other data goes in the place of the run's own, not beside it."""
+    """Return overrides that remove the run's own data, so that other data replaces it."""
     options = ["data.options={}"] if own.job.data.name is not None else []
     return ["data.name=null", "data.path=null", "data.valid_path=null", *options]
 
@@ -222,7 +214,10 @@ def _other_data(own: KnownRun, known: KnownRun) -> bool:
 
 
 def _refuse_other_split(own: DataSection, given: DataSection) -> None:
-    """Cut or read in another way, the held-out part would hold samples that were trained on."""
+    """Refuse other `data` settings for the run's own data.
+
+    Read or divided differently, its held-out part would contain samples that were trained on.
+    """
     for key in DataSection.model_fields:
         if key != "prefetch" and getattr(own, key) != getattr(given, key):
             raise ConfigError(

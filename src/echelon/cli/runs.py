@@ -1,4 +1,9 @@
-"""Runs, ledger."""
+"""`echelon runs`: list, show and compare runs, write a report again, prove exactly-once.
+
+All data comes from the run store (track), except for `runs ledger`, which reads the journal: it
+shows for each epoch which samples counted once, twice or never, then every failure and its cost,
+then a verdict.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,7 @@ if TYPE_CHECKING:
     from echelon.track import Store
 
 
-# --- runs ---
-# `echelon runs`: what was trained, how it went, and what made the difference.
-
 app = typer.Typer(help="List, show, compare and prove runs.", no_args_is_help=True)
-
 Folder = Annotated[
     Path, typer.Option("--folder", "-f", help="Where the runs are kept.", metavar="FOLDER")
 ]
@@ -45,10 +46,9 @@ def list_runs(
     runs = _store(folder).runs()
     from echelon.core import format
     from echelon.track import views
-    from echelon.track import views as compare
 
     if as_json:
-        print(format.to_json([compare.as_data(run) for run in runs[:limit]]))
+        print(format.to_json([views.as_data(run) for run in runs[:limit]]))
     elif not runs:
         print(f"no runs in {folder} yet: echelon train makes one")
     else:
@@ -66,12 +66,11 @@ def show(run: RunName, folder: Folder = _DEFAULT, as_json: AsJson = False) -> No
     events = store.events(found.id)
     from echelon.core import format
     from echelon.track import views
-    from echelon.track import views as compare
 
     if not as_json:
         views.show(views.console(), found, series, events)
         return
-    data = compare.as_data(found) | {
+    data = views.as_data(found) | {
         "config": found.config,
         "facts": found.facts,
         "nodes": found.summary.get("nodes", {}),
@@ -92,13 +91,12 @@ def compare_runs(
     found = [store.run(run) for run in runs]
     from echelon.core import format
     from echelon.track import views
-    from echelon.track import views as compare
 
     if as_json:
         data = {
-            "runs": [compare.as_data(run) for run in found],
-            "metrics": compare.metric_rows(found),
-            "config": compare.config_differences(found),
+            "runs": [views.as_data(run) for run in found],
+            "metrics": views.metric_rows(found),
+            "config": views.config_differences(found),
         }
         print(format.to_json(data))
     else:
@@ -143,18 +141,18 @@ def _store(folder: Path) -> Store:
     return Store(folder)
 
 
-# --- ledger_view ---
-# The proof of exactly-once on the command line.
+# The proof of exactly-once as tables
 
 _SHORT = 20
-"""Epochs that get a row each; of more, those that went alike share one."""
+"""Up to this many epochs get a row each; if there are more, equal neighbors share one."""
 _LINES = 60
-"""Happenings shown; of more, the latest."""
+"""Number of events shown, the latest ones."""
 _RIGHT = 6
+"""Columns 1 to 5 are numbers, aligned to the right."""
 
 
 def show_ledger(out: Console, proof: Account) -> None:
-    """Epochs, what happened, and the verdict."""
+    """Print the proof: a table of epochs, the events of the run, and the verdict."""
     from rich.text import Text
 
     status = proof.status or "not finished"
@@ -202,16 +200,16 @@ def _epochs(proof: Account) -> Table:
 
 
 def _rows(epochs: Sequence[EpochAccount]) -> Iterator[tuple[EpochAccount, EpochAccount]]:
-    """The first and the last epoch of each row."""
+    """Yield the first and the last epoch of each row of the table."""
     begin = 0
     for place, epoch in enumerate(epochs):
         end = place + 1 == len(epochs)
-        if end or len(epochs) <= _SHORT or _kind(epoch) != _kind(epochs[place + 1]):
+        if end or len(epochs) <= _SHORT or _counts(epoch) != _counts(epochs[place + 1]):
             yield epochs[begin], epoch
             begin = place + 1
 
 
-def _kind(epoch: EpochAccount) -> tuple[object, ...]:
+def _counts(epoch: EpochAccount) -> tuple[object, ...]:
     return (epoch.once, epoch.twice, epoch.never, epoch.left_out, epoch.finished, epoch.members)
 
 
@@ -241,11 +239,11 @@ def _happenings(happenings: Sequence[Happening]) -> Table:
         table.add_row(Text(f"… {hidden:,} before"))
     for happening in happenings[hidden:]:
         when = time.strftime("%H:%M:%S", time.localtime(happening.time))
-        table.add_row(*map(Text, (when, f"version {happening.version:,}", *_said(happening))))
+        table.add_row(*map(Text, (when, f"version {happening.version:,}", *_described(happening))))
     return table
 
 
-def _said(happening: Happening) -> tuple[str, str, str]:
+def _described(happening: Happening) -> tuple[str, str, str]:
     who = {"coordinator": "coordinator", "rolled_back": "rolled back"}.get(happening.kind)
     if who is None:
         member = "" if happening.member is None else f"member {happening.member} "

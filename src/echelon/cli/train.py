@@ -1,4 +1,11 @@
-"""Train, join."""
+"""`echelon train` and `echelon join`: start a run, resume one, or add a worker to one.
+
+    echelon train job.yaml key=value …        load ─▶ started
+    echelon train --resume RUN key=value …    resumed: the run's own job with overrides
+    echelon join URL                          a process that becomes one of the run's workers
+
+`train` ends with a summary of the run and with commands to go on with.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +27,6 @@ from echelon.core.errors import Left, RunError, TaskError, UserError
 if TYPE_CHECKING:
     from echelon.loop import Result
 
-
-# --- train ---
-# `echelon train`: from a job file to a trained model.
 
 Arguments = Annotated[
     list[str] | None,
@@ -53,18 +57,18 @@ def train(
             result = resumed(resume, file, overrides, quiet=quiet)
         else:
             result = started(load(file, overrides), quiet=quiet)
-    except KeyboardInterrupt as error:  # a second one, or one before the first step
+    except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the first step
         warn(str(error) or "stopped")
         raise typer.Exit(INTERRUPTED) from None
-    if not result.run:  # of the processes that torchrun started, the first tells
+    if not result.run:  # one of several processes that torchrun started; only the first reports
         return
-    say([to_json(result.summary())] if as_json else _told(result))
+    say([to_json(result.summary())] if as_json else _summary(result))
     if result.status != "done":
         raise typer.Exit(INTERRUPTED)
 
 
 def load(file: Path | None, overrides: list[str]) -> Job:
-    """The job that these arguments make, checked."""
+    """Return the checked job that a file and overrides make."""
     from echelon import strategy, task
     from echelon.core.config import load_job
 
@@ -73,48 +77,8 @@ def load(file: Path | None, overrides: list[str]) -> Job:
     return task.anchored(job, file.parent if file is not None else Path())
 
 
-def _told(result: Result) -> list[str]:
-    """What happened, where it is, and what to try next."""
-    lines = [
-        f"{result.run}: {result.reason}; {result.steps:,} steps, "
-        f"{result.samples:,} samples in {result.seconds:.1f} s"
-    ]
-    if result.metrics:
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-        lines.append(f"held-out: {figures}")
-    if result.report:
-        lines.append(f"report:   {result.report}")
-    return lines + _hints(result)
-
-
-def _hints(result: Result) -> list[str]:
-    """Commands that can be copied: they say where the run is, unless that is the usual place."""
-    me, folder = command(), str(result.folder.parent)
-    usual = Path(folder).resolve() == Path(TrackSection().folder).resolve()
-    there = "" if usual else f" --folder {shlex.quote(folder)}"
-    resume = f"{me} train --resume {result.run}"
-    if not usual:
-        resume += f" track.folder={shlex.quote(folder)}"
-    if result.status == "stopped":
-        return [f"go on:    {resume}"]
-    return [
-        f"next:     {me} runs show {result.run}{there}",
-        f"          {resume} {_limit(result.reason)}=…",
-        f"          {me} train … optimizer.lr=…, then {me} runs compare{there}",
-    ]
-
-
-def _limit(reason: str) -> str:
-    """The setting that ended the run, and that a longer one would have to raise."""
-    return next((key for key in ("steps", "minutes") if f" {key} " in reason), "epochs")
-
-
-# --- training ---
-# The part of `echelon train` that needs torch.
-
-
 def started(job: Job, *, quiet: bool) -> Result:
-    """Begin a run."""
+    """Start a run of this job and wait for its end."""
     from echelon import task
     from echelon.cluster.start import start
     from echelon.track import progress
@@ -124,7 +88,7 @@ def started(job: Job, *, quiet: bool) -> Result:
 
 
 def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -> Result:
-    """Go on with a run as it was, except for what `overrides` say."""
+    """Resume a run with its own job, changed by `overrides`, and wait for its end."""
     from echelon import task
     from echelon.cluster.start import start
     from echelon.loop import PYTHON_TASK, check_resume, load_run
@@ -146,7 +110,7 @@ def resumed(run: str, file: Path | None, overrides: list[str], *, quiet: bool) -
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """A task that ends the process, as a script may, has not trained anything to its end."""
+    """Turn a task's call of `exit()` into an error with file and line: its run is not complete."""
     try:
         yield
     except SystemExit as error:
@@ -161,8 +125,40 @@ def _folder(overrides: list[str]) -> str:
     return given[-1] if given else "runs"
 
 
-# --- join ---
-# `echelon join`: one more member for a run that is under way.
+def _summary(result: Result) -> list[str]:
+    """Return lines on how the run ended, where its report is, and what to do next."""
+    lines = [
+        f"{result.run}: {result.reason}; {result.steps:,} steps, "
+        f"{result.samples:,} samples in {result.seconds:.1f} s"
+    ]
+    if result.metrics:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        lines.append(f"held-out: {metrics}")
+    if result.report:
+        lines.append(f"report:   {result.report}")
+    return lines + _hints(result)
+
+
+def _hints(result: Result) -> list[str]:
+    """Return commands that can be copied. They name the folder unless it is the default one."""
+    me, folder = command(), str(result.folder.parent)
+    is_default = Path(folder).resolve() == Path(TrackSection().folder).resolve()
+    there = "" if is_default else f" --folder {shlex.quote(folder)}"
+    resume = f"{me} train --resume {result.run}"
+    if not is_default:
+        resume += f" track.folder={shlex.quote(folder)}"
+    if result.status == "stopped":
+        return [f"go on:    {resume}"]
+    return [
+        f"next:     {me} runs show {result.run}{there}",
+        f"          {resume} {_limit(result.reason)}=…",
+        f"          {me} train … optimizer.lr=…, then {me} runs compare{there}",
+    ]
+
+
+def _limit(reason: str) -> str:
+    """Return the setting that ended the run; a longer run has to raise it."""
+    return next((key for key in ("steps", "minutes") if f" {key} " in reason), "epochs")
 
 
 def join(

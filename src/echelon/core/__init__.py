@@ -1,1 +1,5 @@
-"""Types, protocols, errors and config models. Imports no sibling, and no torch at import time."""
+"""The base that all other packages build on: errors, types, interfaces and the configuration.
+
+Start with types.py and interfaces.py. Nothing here imports another package of Echelon, and
+importing it does not import torch.
+"""

@@ -1,4 +1,9 @@
-"""Numbers, durations, values as people read them; `warn`."""
+"""Text for people: numbers, sizes, durations, curves and arbitrary values, plus JSON and `warn`.
+
+Progress, reports and the command line all format through here, so that a number looks the same
+everywhere. `shown` and `line` are for values from the user's data: they are shortened, and `line`
+drops what a terminal would obey.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-# --- figures ---
-# Numbers as people read them; used by progress, reports and command line alike.
 
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+def warn(message: str) -> None:
+    """Print one line on stderr; do nothing if stderr is closed."""
+    with suppress(OSError, ValueError):
+        print(f"echelon: {message}", file=sys.stderr, flush=True)
+
+
+# Numbers
 
 
 def figure(value: float) -> str:
-    """Four significant digits, without noise: 0.9725, 12.3, 1e-05."""
+    """Format a metric with four significant digits: 0.9725, 12.3, 1e-05."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if abs(value) < 1e6 and (abs(value) >= 1000 or value == int(value)):
@@ -26,8 +35,15 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
+def number(value: float) -> str:
+    """Format a number of a data profile; unlike `figure`, large ones in full: 1,400,000, 38.58."""
+    if math.isfinite(value) and 1e6 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return figure(value)
+
+
 def short(value: float) -> str:
-    """A count or a rate at a glance: 950, 1.2k, 39.4M."""
+    """Format a count or a rate with three digits: 950, 1.2k, 39.4M."""
     for size, unit in _UNITS:
         if abs(value) >= size * 0.99995:
             return f"{value / size:.3g}{unit}" if abs(value) < size * 999.5 else f"{value:.2g}"
@@ -35,7 +51,7 @@ def short(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: 23.5 GB."""
+    """Format a number of bytes: 23.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -43,20 +59,24 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-# --- text ---
-# Times, curves and JSON as people and programs read them: progress, report, command line.
+def share(part: int, whole: int) -> str:
+    """Format a percentage: 3.1 %. Only none is 0 %, and only all is 100 %."""
+    if not part or part == whole:
+        return "0 %" if not part else "100 %"
+    percent = 100 * part / whole
+    if percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if percent < 99.95 else ">99.9 %"
 
-_BARS = "▁▂▃▄▅▆▇█"
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def warn(message: str) -> None:
-    """One line on stderr. Where even that is closed, there is nobody left to tell."""
-    with suppress(OSError, ValueError):
-        print(f"echelon: {message}", file=sys.stderr, flush=True)
+# Times
 
 
 def duration(seconds: float) -> str:
-    """40 ms, 0.8 s, 42 s, 3 min 07 s, 2 h 15 min, 3 d 4 h."""
+    """Format seconds in the unit that fits: 40 ms, 0.8 s, 42 s, 3 min 07 s, 2 h 15 min, 3 d 4 h."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 0.1:
@@ -76,7 +96,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0:12, 3:07, 2:15:00: keeps its width while it counts."""
+    """Format seconds as a running clock, whose width stays while it counts: 0:12, 3:07, 2:15:00."""
     if not math.isfinite(seconds):
         return "–"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -85,11 +105,17 @@ def clock(seconds: float) -> str:
 
 
 def when(moment: float) -> str:
+    """Format a Unix time as local date and minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
+# Curves
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """A curve on one line; a figure that is not finite shows as `×`."""
+    """Draw a curve on one line of text. A bar that is not finite shows as `×`."""
     if not values:
         return ""
     edges = [round(i * len(values) / width) for i in range(width + 1)]
@@ -97,36 +123,20 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     means = [sum(group) / len(group) for group in groups]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(
-        _BARS[round((mean - low) * scale)] if math.isfinite(mean) else "×" for mean in means
+        BARS[round((mean - low) * scale)] if math.isfinite(mean) else "×" for mean in means
     )
 
 
-def to_json(value: Any) -> str:
-    """Strict JSON: what is not finite is null, what is not plain is its text."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
-
-
-# --- showing ---
-# Values as they are shown: short, plain, and without anything a terminal would obey.
+# Values from the user's data
 
 LONGEST = 300
 _ITEMS = 12
 
 
 def shown(value: Any) -> Any:
-    """As JSON can hold it; what is long is cut and says so."""
+    """Return the value as plain data that is short: long texts and lists are cut, and say so."""
     import numpy as np
 
     if value is None or isinstance(value, bool | int | float):
@@ -142,7 +152,7 @@ def shown(value: Any) -> Any:
 
 
 def line(value: Any) -> str:
-    """On one line."""
+    """Return the value as one line of text without control characters."""
     if value is None:
         return "–"
     found = shown(value)
@@ -156,26 +166,28 @@ def cut(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def share(part: int, whole: int) -> str:
-    """3.1 %, and never 0 or 100 % for what is neither none nor all."""
-    if not part or part == whole:
-        return "0 %" if not part else "100 %"
-    percent = 100 * part / whole
-    if percent < 0.1:
-        return "<0.1 %"
-    return f"{percent:.1f} %" if percent < 99.95 else ">99.9 %"
-
-
-def number(value: float) -> str:
-    """As many digits as are of use: 1,400,000, 38.58, 0.002."""
-    if math.isfinite(value) and 1e6 <= abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return figure(value)
-
-
 def _items(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_items(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_items(item)}" for key, item in value.items()) + "}"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+# JSON
+
+
+def to_json(value: Any) -> str:
+    """Return strict JSON: numbers that are not finite become null, other objects their text."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return the value as `to_json` encodes it, made of plain data."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -1,4 +1,8 @@
-"""Random bits that are pure functions of their names: order, draws, first values of rows."""
+"""Random 64-bit words that are pure functions of their names.
+
+The order of an epoch, the random numbers of a sample and the first values of embedding rows come
+from here: any process computes the same word, in any order, without state.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ / golden ratio: steps through all 64-bit words evenly
-_FIRST = 0xBF58476D1CE4E5B9  # the two multipliers of splitmix64's finaliser
+_FIRST = 0xBF58476D1CE4E5B9  # the two multipliers of splitmix64's finalizer
 _SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
@@ -19,7 +23,7 @@ _SHIFTS = tuple(np.array(bits, np.uint64) for bits in (30, 27, 31))
 
 
 def key(*names: int) -> int:
-    """One 64-bit word for a sequence of whole numbers of any size and sign."""
+    """Return one 64-bit word for a sequence of integers of any size and sign."""
     state = len(names)
     for name in names:
         while True:
@@ -32,12 +36,12 @@ def key(*names: int) -> int:
 
 
 def keys(count: int, *names: int) -> Words:
-    """`count` words, each as good as independent of the others."""
+    """Return `count` words that are practically independent of each other."""
     return words(np.arange(count, dtype=np.uint64), key(*names))
 
 
 def words(numbers: Words, key: int) -> Words:
-    """A word for each number, never the same for two different ones (splitmix64 is one-to-one)."""
+    """Return a word for each number. Distinct numbers get distinct words (splitmix64 is 1:1)."""
     mixed = numbers * _STEP
     mixed += np.array(key, np.uint64)
     shifted = np.empty_like(mixed)

@@ -1,4 +1,9 @@
-"""Escaped HTML, self-contained page, axis scales."""
+"""The parts of a self-contained HTML page: escaped elements, the document, axes for charts.
+
+Run reports and data profiles are built of these parts. Plain text is escaped by construction: only
+`Html` is inserted as markup. A page loads nothing from elsewhere, and a policy in its head forbids
+it to.
+"""
 
 from __future__ import annotations
 
@@ -13,57 +18,13 @@ from typing import TypeAlias
 
 from echelon.core.format import short
 
-# --- html ---
-# HTML that is escaped by construction: plain text goes in as text, never as markup.
-
-_VOID = frozenset({"meta", "br", "hr", "img", "link"})
-
-
-class Html(str):
-    """Markup that is already safe."""
-
-    __slots__ = ()
-
-
-Child: TypeAlias = "Html | str | None"
-
-
-def el(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """An element. `class_` is `class`, `aria_label` is `aria-label`; None leaves one out."""
-    head = name + "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in _VOID:
-        return Html(f"<{head}>")
-    return Html(f"<{head}>{join(children)}</{name}>")
-
-
-def join(children: tuple[Child, ...] | list[Html]) -> Html:
-    """Children one after the other; what is not markup is escaped."""
-    return Html("".join(_safe(child) for child in children if child is not None))
-
-
-def _safe(child: str) -> str:
-    return child if isinstance(child, Html) else escape(child)
-
-
-def _attribute(key: str, value: str | float | bool | None) -> str:
-    if value is None or value is False:
-        return ""
-    name = key.rstrip("_").replace("_", "-")
-    if name in ("viewbox", "preserveaspectratio"):  # SVG's names have capitals
-        name = {"viewbox": "viewBox", "preserveaspectratio": "preserveAspectRatio"}[name]
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
-
-
-# --- page ---
-# An HTML document that needs nothing else: no script from elsewhere, no network.
-
-_STYLE = Path(__file__).with_name("page.css")
+# The document
 
 
 def document(title: str, body: Html, *, style: str, script: str = "") -> str:
-    """A page with the look of all of them and a style of its own.
+    """Return a complete page: the common style sheet, then the page's own `style`.
 
-    It may load nothing, show no images but those within it, and run no script but `script`.
+    The page may load nothing, show only images that it contains, and run only `script`.
     """
     common = _STYLE.read_text(encoding="utf-8")
     head = el(
@@ -79,14 +40,17 @@ def document(title: str, body: Html, *, style: str, script: str = "") -> str:
 
 
 def section(title: str, *inside: Html | None, note: str | None = None, kind: str = "") -> Html:
-    """A part of a page under a heading."""
+    """Return a part of a page under a heading."""
     head = el("h2", title, el("small", note) if note else None)
     return el("section", head, *inside, class_=kind or None)
 
 
 def tile(name: str, value: str, kind: str | None = None) -> Html:
-    """One of the figures to see first."""
+    """Return a box with one number and its name, for the top of a page."""
     return el("div", el("b", value), el("span", name), class_=kind)
+
+
+_STYLE = Path(__file__).with_name("page.css")
 
 
 def _policy(script: str) -> str:
@@ -97,15 +61,51 @@ def _policy(script: str) -> str:
     return f"{policy}; script-src 'sha256-{digest}'"
 
 
-# --- scale ---
-# From values to places on an axis, and the round numbers to write beside it.
-
-_LOG_FROM = 50.0
-"""Positive values that differ by this factor are read better on a logarithmic axis."""
+# Elements
 
 
-_TINY = 1e-30
-"""Below this a difference is noise, and no number to divide by."""
+class Html(str):
+    """A text that is markup already and is not escaped again."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = "Html | str | None"
+
+
+def el(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
+    """Return an element. Attribute names: `class_` is `class`, `aria_label` is `aria-label`.
+
+    An attribute that is None or False is left out; True stands for one without a value.
+    """
+    head = name + "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Html(f"<{head}>")
+    return Html(f"<{head}>{join(children)}</{name}>")
+
+
+def join(children: tuple[Child, ...] | list[Html]) -> Html:
+    """Concatenate children, escaping all that are not `Html`."""
+    return Html("".join(_safe(child) for child in children if child is not None))
+
+
+def _safe(child: str) -> str:
+    return child if isinstance(child, Html) else escape(child)
+
+
+_VOID = frozenset({"meta", "br", "hr", "img", "link"})
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if name in ("viewbox", "preserveaspectratio"):  # SVG's names have capitals
+        name = {"viewbox": "viewBox", "preserveaspectratio": "preserveAspectRatio"}[name]
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+# Axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +116,16 @@ class Scale:
     high: float
     log: bool = False
     whole: bool = False
-    """Only whole numbers mean anything here."""
+    """Whether ticks have to be integers."""
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high end."""
+        """Return the position of a value: 0 at the low end, 1 at the high end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int = 5) -> list[tuple[float, str]]:
-        """(place, label) of round values within the axis."""
+        """Return (place, label) of about `count` round values within the axis."""
         values = self._log_values() if self.log else self._values(count)
         digits = [_digits([v]) for v in values] if self.log else [_digits(values)] * len(values)
         small = max(map(abs, values), default=0.0) < 0.01
@@ -157,7 +157,10 @@ def value_scale(
     from_zero: bool = False,
     top: float | None = None,
 ) -> Scale:
-    """An axis that holds these finite values with a little air; `top` is a natural limit."""
+    """Return an axis for these finite values with a margin; `top` is a natural upper limit.
+
+    The axis is logarithmic if `may_be_log` and the values differ by a large factor.
+    """
     low, high = min(values), max(values)
     if may_be_log and low > _TINY and high / low >= _LOG_FROM:
         return Scale(low / 1.15, high * 1.15, log=True)
@@ -176,8 +179,14 @@ def value_scale(
 
 
 def step_scale(last: int) -> Scale:
-    """All charts of a run share it, so that one looks at the same step across them."""
+    """Return the axis of steps that all charts of a run share, so that steps line up."""
     return Scale(0, max(last, 1), whole=True)
+
+
+_LOG_FROM = 50.0
+"""Ratio of highest to lowest value from which a logarithmic axis is easier to read."""
+_TINY = 1e-30
+"""Differences below this are rounding noise and are not divided by."""
 
 
 def _nice(rough: float) -> float:
@@ -186,7 +195,7 @@ def _nice(rough: float) -> float:
 
 
 def _digits(values: Sequence[float]) -> int:
-    """Decimals that tell all the labels apart, exactly."""
+    """Return the number of decimals that the labels need to be exact."""
     return next(
         (d for d in range(6) if all(abs(v - round(v, d)) <= abs(v) * 1e-9 for v in values)), 6
     )

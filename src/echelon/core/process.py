@@ -1,4 +1,4 @@
-"""Allocator settings, delayed Ctrl-C, lazy imports."""
+"""Settings of the running process: its memory allocator, delayed Ctrl-C, and lazy imports."""
 
 from __future__ import annotations
 
@@ -11,48 +11,42 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# --- heap ---
-# How the C library's allocator treats freed memory.
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-_LARGE = 32 << 20
-_KEPT = 256 << 20
-
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 256 MB of what it freed, for its next step to use.
+    """Let this process keep up to 256 MB of freed memory, for its next step to use.
 
-    Each step frees what it allocated. Given back to the kernel it comes anew in the next one, page
-    by page: for a small gpt that was 3,600 page faults and 3 % of the time of every step. Blocks
-    above 32 MB are given back as ever.
+    Each step frees what it allocated. If that memory goes back to the kernel, the next step gets
+    it page by page: for a small gpt that cost 3,600 page faults and 3 % of the time of every step.
+    Blocks above 32 MB still go back to the kernel.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc; elsewhere the allocator is another one
+    if mallopt is not None:  # only glibc has it
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 def give_back_freed_memory() -> None:
-    """Other work begins, which needs other memory: the kernel gets all that was kept."""
+    """Return all kept memory to the kernel. Called when work begins that needs other memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-# --- patience ---
-# Moments in which Ctrl-C has to wait.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_LARGE = 32 << 20
+_KEPT = 256 << 20
 
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C that comes inside counts when this ends.
+    """Delay a Ctrl-C that arrives inside the block until the block ends.
 
-    A process that is being started is nobody's for a moment: were that moment interrupted, nobody
-    would end it.
+    Between starting a process and noting that it was started, an interrupt would leave a process
+    that is never ended.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield  # nothing is raised here
+        yield  # SIGINT is ignored, or raised in the main thread only: nothing to delay
         return
     came: list[tuple[int, FrameType | None]] = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
@@ -64,12 +58,11 @@ def interrupts_wait() -> Iterator[None]:
             handler(*came[-1])
 
 
-# --- lazy ---
-# Names of a package that are imported when somebody asks for them.
-
-
 def lazily(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A `__getattr__` for `package`: `where` has the names that each of its modules gives."""
+    """Return a `__getattr__` for `package` that imports a name when it is first used.
+
+    `where` maps each module of the package to the names that it provides.
+    """
     modules = {name: module for module, names in where.items() for name in names}
 
     def get(name: str) -> Any:

@@ -1,4 +1,15 @@
-"""Values passed between packages: Batch, Lease, Shard, Stats, Update, Request, TableSpec."""
+"""The values that packages pass to each other.
+
+One step of training, in terms of these types:
+
+    ledger grants a Lease ─▶ loader gathers its samples as Batches, this member's Shard of each
+    ─▶ strategy.compute returns Stats (loss sum, weight) ─▶ strategy.update returns an Update
+
+`Ask` travels with the gradients: it is how one member requests that all of them stop or meet after
+the same update. `Numerics` and `Parallel` carry the parts of a job that a strategy needs.
+`RowSpec` and `RowRule` describe an embedding table that is stored by row; trainers and parameter
+servers have to agree on them.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +39,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- types ---
-# The values that pass between the parts, in the words of the design.
-
-
 class Sparse(NamedTuple):
     """Rows of a CSR matrix: row i holds `indices[offsets[i]:offsets[i + 1]]`.
 
-    This is what `torch.nn.functional.embedding_bag` takes, so a linear layer over sparse rows
-    needs no dense copy of them.
+    `torch.nn.functional.embedding_bag` takes this layout, so a linear layer over sparse rows needs
+    no dense copy of them.
     """
 
     indices: Tensor
@@ -51,7 +58,7 @@ Batch: TypeAlias = "dict[str, Column]"
 
 
 class Lease(NamedTuple):
-    """A half-open range of an epoch's order, handed out to be committed or returned."""
+    """A half-open range of an epoch's order, assigned to a member; later committed or returned."""
 
     epoch: int
     start: int
@@ -64,51 +71,27 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a batch is mine."""
+    """The part of every batch that one member computes."""
 
     index: int = 0
     count: int = 1
     shares: tuple[float, ...] = ()
-    """Each member's part of a batch, where they are not equal."""
+    """Fraction of a batch for each member; empty: all fractions are equal."""
 
 
 class Stats(NamedTuple):
-    """What one `compute` saw. A loss is a (sum, weight) pair, never a mean."""
+    """The result of one `compute`. A loss is a (sum, weight) pair, never a mean."""
 
     loss_sum: Tensor
     weight: float
     metrics: Mapping[str, Tensor]
 
 
-class Ask(IntEnum):
-    """What a member wants all to do after the same update.
-
-    Members' wishes are added up with the gradients: each kind has room for 4,095 members in a
-    number that a float64 holds exactly.
-    """
-
-    NOTHING = 0
-    TIME = 1
-    """Stop: the time is over."""
-    BALANCE = 1 << 12
-    """Divide batches anew: this member is slower than the others."""
-    REGROUP = 1 << 24
-    """Meet again: somebody wants to join."""
-    SIGNAL = 1 << 36
-    """Stop: this member got a signal."""
-    MEET = 1 << 48
-    """Come together: something is due that all do at the same version. Only a server asks for
-    it, so there is no need for more room."""
-
-    def among(self, asked: int) -> bool:
-        """Whether anybody asked for this."""
-        return bool(asked // self % 4096)
-
-
 class Update(NamedTuple):
-    """What one `update` did. If it is not committed, its lease goes back and `reason` says why.
+    """The result of one `update`: the version it made, or the reason why it was not committed.
 
-    Loss, weight and `asked` are sums over all members.
+    The lease of an update that is not committed is returned. Loss, weight and `asked` (see `Ask`)
+    are sums over all members.
     """
 
     committed: bool
@@ -121,9 +104,37 @@ class Update(NamedTuple):
     reason: str = ""
 
 
+class Ask(IntEnum):
+    """A request of one member that all members carry out after the same update.
+
+    Requests are summed over the members together with the gradients. Each kind counts in 12 bits
+    of its own, enough for 4,095 members, and a float64 holds the sum exactly.
+    """
+
+    NOTHING = 0
+    TIME = 1
+    """Stop: the time limit of the job has passed."""
+    BALANCE = 1 << 12
+    """Divide batches by speed again: this member is slower than the others."""
+    REGROUP = 1 << 24
+    """Form a new generation: a worker wants to join, or the coordinator requests it."""
+    SIGNAL = 1 << 36
+    """Stop: this member received a signal."""
+    MEET = 1 << 48
+    """Synchronize: something is due that all members do at the same version. Only a server makes
+    this request, so the 5 bits that are left of a float64's 53 are enough."""
+
+    def among(self, asked: int) -> bool:
+        """Return whether `asked`, a sum of requests, contains at least one of this kind."""
+        return bool(asked // self % 4096)
+
+
+# What a strategy needs of a job
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How a strategy computes; the loop knows nothing of it."""
+    """How one member computes: device, optimizer, precision, … The loop never reads it."""
 
     device: torch.device
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
@@ -132,40 +143,33 @@ class Numerics:
     recompute: bool = False
     compile: bool = False
     micro: int = 1
-    """Micro-batches of a whole update."""
+    """Micro-batches per update."""
     batch: int | None = None
-    """Samples of a whole update, if that is known beforehand."""
+    """Samples per update over all members; None if the number is not known beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How the members of a run are arranged, and what their strategy wants to know."""
+    """How the members of a run are arranged, and the sections of the job for each strategy."""
 
     mesh: Mapping[str, int] = field(default_factory=dict)
-    """Members along each axis, the outermost first: `data`, then the strategy's own."""
+    """Number of members along each axis, the outermost first: `data`, then the strategy's own."""
     sync: SyncSection = field(default_factory=SyncSection)
     sharded: ShardedSection = field(default_factory=ShardedSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     tensor: TensorSection = field(default_factory=TensorSection)
     servers: ParameterServerSection = field(default_factory=ParameterServerSection)
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """What servers have to know of the job beside, as plain data: its schedule, its length, …"""
+    """Facts about the job that servers need besides their section, as plain data: its schedule,
+    its length, …"""
     balance: bool = True
-    """Whether parts of a batch follow the members' speeds, where members come and go."""
+    """Whether an elastic run divides each batch by the members' speeds."""
 
 
-# --- rows ---
-# What a table of rows is: the part that trainers and servers have to agree on.
+# Embedding tables that are stored by row
+
 
 RuleName = Literal["sgd", "adagrad", "adam"]
-_RULES: dict[str, RuleName] = {
-    "sgd": "sgd",
-    "adagrad": "adagrad",
-    "adam": "adam",
-    "adamw": "adam",
-}
-_EPS = {"sgd": 1e-8, "adagrad": 1e-10, "adam": 1e-8}
-WIDEST = 1 << 16
 
 
 class RowRule(Section):
@@ -184,7 +188,7 @@ class RowRule(Section):
 
     @classmethod
     def of(cls, section: OptimizerSection, table: str) -> Self:
-        """The row-wise form of a job's optimizer."""
+        """Return the row-wise form of a job's optimizer."""
         name = _RULES.get(section.name)
         if name is None:
             raise ConfigError(
@@ -203,20 +207,24 @@ class RowRule(Section):
         )
 
 
+WIDEST = 1 << 16
+
+
 class RowSpec(Section):
-    """A table whose rows are made when they are first seen."""
+    """An embedding table whose rows are created when their ids are first trained on."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,200}$")]
     width: Annotated[int, Field(ge=1, le=WIDEST)]
     """Numbers in a row."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)]
-    """A row's first values depend on this, on `name` and on its id, and on nothing else."""
+    """A row's first values are a function of this seed, `name` and the row's id, and of nothing
+    else."""
     std: NonNegativeFloat = 0.05
-    """Spread of the first values; 0 begins with zeros."""
+    """Standard deviation of the first values; 0: rows start as zeros."""
     admit: PositiveInt = 1
-    """A row is made when its id has been trained on this many times; it reads as zeros before."""
+    """Create a row once its id was trained on this many times; until then it reads as zeros."""
     expire: PositiveInt | None = None
-    """A row is forgotten when its id was in none of this many updates."""
+    """Delete a row whose id was in none of the last `expire` updates."""
     rule: RowRule
 
     @model_validator(mode="after")
@@ -224,3 +232,12 @@ class RowSpec(Section):
         if self.admit >= 1 << 31:
             raise SettingError(f"admit = {self.admit}: must be below {1 << 31}", "admit")
         return self
+
+
+_RULES: dict[str, RuleName] = {
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "adam": "adam",
+    "adamw": "adam",
+}
+_EPS = {"sgd": 1e-8, "adagrad": 1e-10, "adam": 1e-8}

@@ -1,7 +1,7 @@
-"""AlexNet (Krizhevsky 2012), in the one-column form of 2014 that torchvision has made usual.
+"""AlexNet (Krizhevsky 2012), in the one-column form of 2014 that torchvision uses.
 
-Its first layers are made for photographs of 224 pixels: a window of 11 in steps of 4. An image of
-less than 64 would shrink to nothing on the way, so small images get a gentler start.
+Its first layer is made for photographs of 224 pixels: an 11×11 window with a stride of 4. An image
+of less than 64 pixels would shrink to nothing, so small images get a 5×5 window with stride 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AlexNet(nn.Sequential):
     """Images → five convolutions → three dense layers → a score per output."""
 
     def __init__(self, image: tuple[int, int, int], outputs: int, options: AlexNetOptions) -> None:
-        colours, *sides = image
+        colors, *sides = image
         if min(sides) < SMALLEST:
             raise ConfigError(
                 f"model 'alexnet' needs images of at least {SMALLEST}×{SMALLEST}, "
@@ -62,7 +62,7 @@ class AlexNet(nn.Sequential):
 
         super().__init__(
             Images(),
-            block(colours, 64, *((11, 4, 2) if large else (5, 1, 2)), pool=True),
+            block(colors, 64, *((11, 4, 2) if large else (5, 1, 2)), pool=True),
             block(64, 192, 5, 1, 2, pool=True),
             block(192, 384, 3, 1, 1),
             block(384, 256, 3, 1, 1),
@@ -78,7 +78,7 @@ class AlexNet(nn.Sequential):
 def _convolution(
     before: int, after: int, window: tuple[int, ...], o: AlexNetOptions, pool: nn.Module | None
 ) -> nn.Sequential:
-    """`window` is its side, its step and the padding."""
+    """Return a convolution block; `window` is (kernel size, stride, padding)."""
     kernel, stride, padding = window
     bias = o.norm != "batch"
     convolution = nn.Conv2d(before, after, kernel, stride, padding, bias=bias)
@@ -86,7 +86,7 @@ def _convolution(
 
 
 def _dense(inputs: int, outputs: int, o: AlexNetOptions) -> nn.Sequential:
-    """Here dropout comes first."""
+    """Return dropout → linear → activation; unlike in `dense_block`, dropout comes first."""
     return chain(dropout(o.dropout), nn.Linear(inputs, outputs), activation(o.activation))
 
 

@@ -1,6 +1,6 @@
-"""A convolutional network in the manner of LeNet (LeCun et al. 1998).
+"""A convolutional network like LeNet (LeCun et al. 1998).
 
-Convolution and pooling by turns, each pair with more channels and half the size, then dense layers.
+Convolutions, each followed by pooling, which halves the image; then dense layers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class CNN(nn.Sequential):
 
     def __init__(self, image: tuple[int, int, int], outputs: int, options: CNNOptions) -> None:
         o = options
-        colours, height, width = image
-        depths = [colours, *o.channels]
+        colors, height, width = image
+        depths = [colors, *o.channels]
         widths = [depths[-1] * _left(height, o) * _left(width, o), *o.hidden]
         super().__init__(
             Images(),
@@ -68,8 +68,8 @@ class CNN(nn.Sequential):
 def _convolution(before: int, after: int, o: CNNOptions) -> nn.Sequential:
     bias = o.norm != "batch"
     shape, pool = activation(o.activation), nn.MaxPool2d(2)
-    # The largest value stays the largest through an activation that never falls: pooling first is
-    # the same function, and leaves the activation a quarter of the work.
+    # An activation that never falls commutes with the maximum: pooling first gives the same values
+    # and leaves the activation a quarter of the work. GELU falls for some negative values.
     last = (shape, pool) if o.activation == "gelu" else (pool, shape)
     return chain(
         nn.Conv2d(before, after, o.kernel, padding=o.padding, bias=bias),
@@ -79,7 +79,7 @@ def _convolution(before: int, after: int, o: CNNOptions) -> nn.Sequential:
 
 
 def _left(side: int, o: CNNOptions) -> int:
-    """What of an image's side is left after all convolutions."""
+    """Return the side of an image after all convolutions; refuse an image that is too small."""
     left = side
     for _ in o.channels:
         left = (left if o.padding == "same" else left - o.kernel + 1) // 2

@@ -1,8 +1,8 @@
 """Categories and numbers → scores: wide & deep (Cheng et al. 2016), or DLRM (Naumov et al. 2019).
 
-The wide part adds up one weight per category and remembers; the deep part gives every category a
-vector and generalises. DLRM also lets the vectors meet in pairs, by their dot products.
-Shapes: B samples, F fields, K numbers per category's vector.
+The wide part memorizes: it is a linear model with one weight per category. The deep part
+generalizes: it feeds a vector per category to an MLP. DLRM adds the dot products of all pairs of
+vectors. Shapes: B samples, F fields, K numbers per category's vector.
 """
 
 from __future__ import annotations
@@ -103,19 +103,19 @@ class DLRM(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         if not self.open and ids.is_cpu and not torch.compiler.is_compiling():
-            self._check(ids)  # elsewhere, looking would stall
+            self._check(ids)  # on a GPU the check would wait for the device
         rows_BF = ids + self.starts
         scores: Tensor = self.head(self.deep(self.meet(dense, self.vectors(rows_BF))))
         return scores if self.wide is None else scores + self.wide(dense, rows_BF)
 
     def lookups(self, dense: Tensor, ids: Tensor) -> list[tuple[Table, Tensor]]:  # noqa: ARG002
-        """What `forward` will look up in tables, so that rows can be fetched ahead of it."""
+        """Return the ids that `forward` will look up in each table; rows can be fetched ahead."""
         rows_BF = ids + self.starts
         tables = [self.vectors, *([] if self.wide is None else [self.wide.categories])]
         return [(table, rows_BF) for table in tables if isinstance(table, Table)]
 
     def _check(self, ids: Tensor) -> None:
-        """An id that is too large would be taken for one of the next field."""
+        """Refuse ids out of range: a too large id would be read as one of the next field."""
         bad = (ids < 0) | (ids >= self.sizes)
         if bool(bad.any()):
             sample, field = bad.nonzero()[0].tolist()
@@ -126,9 +126,9 @@ class DLRM(nn.Module):
 
 
 def _starts(fields: tuple[int, ...], open_ended: bool) -> Tensor:
-    """All fields share one table, each from its own start on: one lookup for all of them.
+    """Return where each field starts in the table that all fields share, for one lookup of all.
 
-    Where ids may be any number, the starts are so far apart that fields do not meet.
+    Where ids may be any number, the starts are random 64-bit words, so that fields hardly overlap.
     """
     if open_ended:
         return torch.from_numpy(keys(len(fields), 0xF1E1D5).view("int64"))
@@ -140,7 +140,7 @@ def _layers(widths: list[int], o: DLRMOptions) -> list[nn.Sequential]:
 
 
 class Wide(nn.Module):
-    """One weight per category and number; starts at 0, as a linear model does."""
+    """A linear model: one weight per category and per number, all starting at 0."""
 
     def __init__(
         self, categories: int, dense: int, outputs: int, table: TableOptions | None
@@ -163,7 +163,7 @@ class Wide(nn.Module):
 
 
 class Concat(nn.Module):
-    """Vectors and numbers side by side."""
+    """The vectors and the numbers, concatenated."""
 
     def __init__(self, fields: int, dense: int, o: DLRMOptions) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Concat(nn.Module):
 
 
 class Dot(nn.Module):
-    """The dot product of every two vectors; the numbers make one vector more."""
+    """The dot products of all pairs of vectors; the numbers form one more vector."""
 
     pairs: Tensor
 

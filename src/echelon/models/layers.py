@@ -1,4 +1,8 @@
-"""Shared parts, Normalise."""
+"""Layers that the model families share, and their names in a job.
+
+The functions return one part of a network by its name in the options: an activation, a norm, an
+initialization. `Normalise` is the first layer of a model: it takes raw values.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from torch import Tensor, nn
 from echelon.core.errors import TaskError
 from echelon.core.types import Sparse
 
-# --- layers ---
-# Small parts that the model families share, and the names they have in a job.
+# Names in a job
 
 ActivationName = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid"]
 NormName = Literal["none", "batch", "layer"]
@@ -23,8 +26,8 @@ InitName = Literal["he", "xavier", "orthogonal", "normal", "default"]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Sizes = tuple[PositiveInt, ...]
 
-NORMAL_STD = 0.02
-_SLOPE = 0.01
+
+# Parts by name
 
 
 def activation(name: ActivationName) -> nn.Module:
@@ -42,7 +45,7 @@ def activation(name: ActivationName) -> nn.Module:
 
 
 def norm(name: NormName, features: int, *, images: bool = False) -> nn.Module | None:
-    """Batch or layer norm over `features` values, or over `features` channels of images."""
+    """Return batch or layer norm over `features` values, or over `features` channels of images."""
     match name:
         case "none":
             return None
@@ -58,7 +61,7 @@ def dropout(rate: float) -> nn.Module | None:
 
 
 def chain(*modules: nn.Module | None) -> nn.Sequential:
-    """The modules that are there, one after the other."""
+    """Return a sequence of the modules that are not None."""
     return nn.Sequential(*(module for module in modules if module is not None))
 
 
@@ -71,16 +74,17 @@ def dense_block(
     *,
     sparse: bool = False,
 ) -> nn.Sequential:
-    """linear → norm → activation → dropout."""
+    """Return linear → norm → activation → dropout."""
     kind = SparseLinear if sparse else nn.Linear
     linear = kind(inputs, outputs, bias=normed != "batch")  # batch norm has a bias itself
     return chain(linear, norm(normed, outputs), activation(act), dropout(rate))
 
 
 def initialise_(module: nn.Module, name: InitName, act: ActivationName = "relu") -> None:
-    """Draw the weights of every linear and convolution layer; biases start at 0.
+    """Draw the weights of every linear and convolution layer; set their biases to 0.
 
-    `he` and `orthogonal` are scaled for the activation that follows. `default` is what torch does.
+    `he` and `orthogonal` are scaled for the activation that follows. `default` keeps torch's own
+    initialization, biases included.
     """
     if name == "default":
         return
@@ -107,23 +111,33 @@ def _draw_(weight: Tensor, name: InitName, act: ActivationName) -> None:
         nn.init.normal_(weight, std=NORMAL_STD)
 
 
-def _is_lone(x: Tensor) -> bool:
-    """One value per channel: it has no spread to divide by, and torch refuses it."""
-    return x.numel() == x.shape[1]
+NORMAL_STD = 0.02
+_SLOPE = 0.01
+
+
+# Layers
 
 
 class BatchNorm1d(nn.BatchNorm1d):
-    """Takes a batch of one sample, too (the last of an epoch may be): as in evaluation."""
+    """Batch norm that accepts a batch of one sample, as the last of an epoch may be.
+
+    It is normalized with the running statistics, as in evaluation.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_running_figures(self, x) if _is_lone(x) else super().forward(x)
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Takes a single image of one pixel, too: as in evaluation."""
+    """Batch norm that accepts a single image of one pixel, and uses running statistics for it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_running_figures(self, x) if _is_lone(x) else super().forward(x)
+
+
+def _is_lone(x: Tensor) -> bool:
+    """Return whether there is one value per channel, so no deviation; torch raises on that."""
+    return x.numel() == x.shape[1]
 
 
 def _by_running_figures(module: BatchNorm1d | BatchNorm2d, x: Tensor) -> Tensor:
@@ -134,7 +148,8 @@ def _by_running_figures(module: BatchNorm1d | BatchNorm2d, x: Tensor) -> Tensor:
 class Images(nn.Module):
     """[B, H, W] or [B, C, H, W] → [B, C, H, W], channels last in memory.
 
-    In that layout convolutions take about a quarter less time on a CPU; what follows keeps to it.
+    In that layout convolutions take about a quarter less time on a CPU. The layers that follow
+    keep the layout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,9 +158,9 @@ class Images(nn.Module):
 
 
 class SparseLinear(nn.Module):
-    """A linear layer over `Sparse` rows: a weighted sum of the weight rows they name.
+    """A linear layer over `Sparse` rows: a weighted sum of the weight rows of their indices.
 
-    The weight is stored [inputs, outputs], so that the row of one input lies together.
+    The weight is stored as [inputs, outputs], so that the row of one input is contiguous.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
@@ -174,18 +189,15 @@ class SparseLinear(nn.Module):
         return rows if self.bias is None else rows + self.bias
 
 
-# --- normalise ---
-# The first layer of a model: raw values in, values of mean 0 and deviation 1 out.
-
 Figures = float | Sequence[float] | Tensor
 
 
 class Normalise(nn.Module):
-    """(x - mean) / std, where both are one number, one per channel or one per feature.
+    """(x - mean) / std, where each is one number, one per channel or one per feature.
 
-    Takes bytes, integers and floats, and gives float32, or what autocast computes in. A missing
-    value (NaN) becomes the mean. A feature that never changes (std 0) is only centred.
-    `Normalise(0.0, 1.0)` makes floats of any input and changes nothing else.
+    Takes bytes, integers and floats. Returns float32, or the dtype of autocast. A missing value
+    (NaN) becomes the mean. A feature that never changes (std 0) is only centered.
+    `Normalise(0.0, 1.0)` converts any input to floats and changes nothing else.
     """
 
     mean: Tensor
@@ -217,7 +229,7 @@ class Normalise(nn.Module):
         return y.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else y
 
     def _beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The figures, shaped to go with `x`: channels come before height and width."""
+        """Return mean and inverse deviation in a shape that broadcasts with `x`."""
         if self.mean.ndim == 0:
             return self.mean, self.inverse
         at = 1 if x.ndim == 4 else -1

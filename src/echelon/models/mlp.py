@@ -1,4 +1,4 @@
-"""The multi-layer perceptron: linear layers with a bend after each."""
+"""The multi-layer perceptron: linear layers, each but the last followed by a nonlinearity."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MLPOptions(Section):
 
 
 class MLP(nn.Sequential):
-    """Hidden layers, then a score per output. Each hidden layer is one block."""
+    """Vectors or images → hidden layers, each one block → a score per output."""
 
     def __init__(
         self, shape: tuple[int, ...], outputs: int, options: MLPOptions, *, sparse: bool = False

@@ -1,4 +1,11 @@
-"""Families by name, InputFacts."""
+"""Models by name: their options, which data they take, and how they are built.
+
+    job.model ─▶ model_choice ─▶ name, values ─▶ options(name, values) ─▶ checked options
+    data ─▶ InputFacts ───────────────────────▶ build(name, options, facts) ─▶ nn.Module
+
+To add a family, write its file in this folder with `Options` and `from_facts`, and add its row to
+`_TAKES`. torch is imported when a model is built.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +23,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# --- facts ---
-# What the data looks like, as far as a model has to know.
-
 Kind = Literal["vectors", "images", "tokens", "fields"]
 
 
 @dataclass(frozen=True, slots=True)
 class InputFacts:
-    """One sample: a vector or an image of `shape`, a row of tokens, or categories and numbers."""
+    """What a model has to know of the data to be sized for it.
+
+    A sample is a vector or an image of `shape`, a row of tokens, or categories with numbers.
+    """
 
     shape: tuple[int, ...] = ()
     """Without the batch: (features,), (height, width), (channels, height, width) or (length,)."""
     outputs: int = 1
-    """Scores wanted: as many as classes, or 1 for a number or a yes/no."""
+    """Number of scores: one per class, or 1 for a number or a yes/no."""
     vocabulary: int | None = None
-    """How many different tokens there are, where samples are texts; token 0 is padding."""
+    """Number of different tokens, if samples are texts; token 0 is padding."""
     fields: tuple[int, ...] = ()
-    """How many categories each categorical field has."""
+    """Number of categories of each categorical field."""
     dense: int = 0
-    """How many numbers go with the categorical fields."""
+    """Number of numeric fields beside the categorical ones."""
     sparse: bool = False
     """Whether vectors come as `Sparse` rows."""
 
@@ -49,7 +56,7 @@ class InputFacts:
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
+        """Channels, height and width of an image; 1 channel if `shape` has none."""
         channels, height, width = (1, *self.shape)[-3:]
         return channels, height, width
 
@@ -62,39 +69,17 @@ class InputFacts:
         return f"{self.kind} of {size} values"
 
 
-# --- registry ---
-# The models by name. Adding one is a file and a row here. torch is imported on use.
-
-# Each name is a module beside this one, with `Options` and `from_facts`.
-_TAKES: dict[str, tuple[Kind, ...]] = {
-    "softmax": ("vectors", "images"),
-    "mlp": ("vectors", "images"),
-    "cnn": ("images",),
-    "alexnet": ("images",),
-    "resnet": ("images",),
-    "textcnn": ("tokens",),
-    "gpt": ("tokens",),
-    "dlrm": ("fields",),
-}
-
-
-class _Family(Protocol):
-    Options: type[Section]
-
-    def from_facts(self, options: Any, facts: InputFacts) -> nn.Module: ...
-
-
 def names() -> list[str]:
     return sorted(_TAKES)
 
 
 def options(name: str, values: Mapping[str, Any]) -> Section:
-    """The options of model `name`, checked; every fault is one line with the nearest choice."""
+    """Return the checked options of model `name`."""
     return checked(_family(name).Options, values, at=("model",))
 
 
 def build(name: str, options: Section, facts: InputFacts) -> nn.Module:
-    """The model, sized for the data. It takes what the data gives and returns scores."""
+    """Build model `name`, sized for the data: it takes the data's samples and returns scores."""
     family = _family(name)
     assert isinstance(options, family.Options), f"{type(options).__name__} is not for {name}"
     if facts.kind not in _TAKES[name]:
@@ -108,8 +93,35 @@ def build(name: str, options: Section, facts: InputFacts) -> nn.Module:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a job's `model`: one form for each name."""
+    """Return the JSON schema of a job's `model`: one form for each name."""
     return {"oneOf": [_schema(name) for name in names()]}
+
+
+# The data that each model takes. Each name is a module beside this one.
+_TAKES: dict[str, tuple[Kind, ...]] = {
+    "softmax": ("vectors", "images"),
+    "mlp": ("vectors", "images"),
+    "cnn": ("images",),
+    "alexnet": ("images",),
+    "resnet": ("images",),
+    "textcnn": ("tokens",),
+    "gpt": ("tokens",),
+    "dlrm": ("fields",),
+}
+
+
+class _Family(Protocol):
+    """The module of a model family."""
+
+    Options: type[Section]
+
+    def from_facts(self, options: Any, facts: InputFacts) -> nn.Module: ...
+
+
+def _family(name: str) -> _Family:
+    if str(name) not in _TAKES:
+        raise ConfigError(unknown("model", str(name), _TAKES), path=("model", "name"))
+    return cast(_Family, importlib.import_module(f"echelon.models.{name}"))
 
 
 def _schema(name: str) -> dict[str, Any]:
@@ -120,7 +132,10 @@ def _schema(name: str) -> dict[str, Any]:
 
 
 def _put_in(form: Any, parts: Mapping[str, Any]) -> Any:
-    """Parts in the place of references to them: a form stands by itself in a larger schema."""
+    """Return a schema with references replaced by the parts they refer to.
+
+    The schema of a job contains this one, and there its references would lead nowhere.
+    """
     if isinstance(form, list):
         return [_put_in(item, parts) for item in form]
     if not isinstance(form, dict):
@@ -131,18 +146,11 @@ def _put_in(form: Any, parts: Mapping[str, Any]) -> Any:
     return {key: _put_in(value, parts) for key, value in form.items()}
 
 
-def _family(name: str) -> _Family:
-    if str(name) not in _TAKES:
-        raise ConfigError(unknown("model", str(name), _TAKES), path=("model", "name"))
-    return cast(_Family, importlib.import_module(f"echelon.models.{name}"))
-
-
-# --- choice ---
-
 _USUAL = {"text_classify": "textcnn", "language_model": "gpt", "click_rate": "dlrm"}
+"""The default model of a task; `mlp` for all others."""
 
 
 def model_choice(job: Job) -> tuple[str, dict[str, Any]]:
-    """The model's name, or the usual one of its task, and the options given."""
+    """Return the name of a job's model, by default the usual one of its task, and its options."""
     values = dict(job.model)
     return values.pop("name", _USUAL.get(job.task, "mlp")), values

@@ -1,7 +1,7 @@
-"""Residual networks (He et al. 2015): each block learns what to add to what it was given.
+"""Residual networks (He et al. 2015): each block learns a correction that is added to its input.
 
-Stages of 64, 128, 256 and 512 channels; each but the first halves the image. Up to 34 layers a
-block is two 3×3 convolutions; beyond, a 3×3 between two 1×1 that narrow and widen it again.
+Stages of 64, 128, 256 and 512 channels; each but the first halves the image. Up to depth 34 a block
+is two 3×3 convolutions; beyond, a 3×3 between two 1×1 that reduce and restore the channels.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class ResNet(nn.Sequential):
 
     def __init__(self, image: tuple[int, int, int], outputs: int, options: ResNetOptions) -> None:
         o = options
-        colours, *sides = image
+        colors, *sides = image
         small = o.stem == "small" or (o.stem == "auto" and max(sides) <= SMALL)
-        blocks = [_stem(colours, small, o)]
+        blocks = [_stem(colors, small, o)]
         channels = 64
         for stage, count in enumerate(BLOCKS[o.depth]):
             for at in range(count):
@@ -100,11 +100,11 @@ class Residual(nn.Module):
         return y
 
 
-def _stem(colours: int, small: bool, o: ResNetOptions) -> nn.Module:
+def _stem(colors: int, small: bool, o: ResNetOptions) -> nn.Module:
     if small:
-        return chain(_convolution(colours, 64, 3, 1, o), activation(o.activation))
+        return chain(_convolution(colors, 64, 3, 1, o), activation(o.activation))
     pool = nn.MaxPool2d(3, 2, padding=1)
-    return chain(_convolution(colours, 64, 7, 2, o), activation(o.activation), pool)
+    return chain(_convolution(colors, 64, 7, 2, o), activation(o.activation), pool)
 
 
 def _convolution(

@@ -1,4 +1,4 @@
-"""Softmax regression: one linear layer, a score per class. What every network has to beat."""
+"""Softmax regression: one linear layer with a score per class. The baseline for every network."""
 
 from __future__ import annotations
 

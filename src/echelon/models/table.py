@@ -1,10 +1,10 @@
-"""Vectors of categories without a vocabulary: any whole number has a row, made on first sight.
+"""Embedding tables without a vocabulary: any int64 id has a row, created when it is first seen.
 
     ids ─▶ distinct ids ─▶ store.pull ─▶ rows, a leaf of the graph ─▶ a vector for every id
                                            └─ backward leaves in its `grad` one sum per distinct id
 
-Where the rows are kept is the store's affair: in this process, or on parameter servers. They are no
-parameters of the model: an update is a push of their gradients, and the rows' own rule applies it.
+A `RowStore` keeps the rows, in this process or on parameter servers. Rows are not parameters of the
+model: an update pushes their gradients to the store, which applies the table's own rule.
 """
 
 from __future__ import annotations
@@ -25,33 +25,12 @@ Bag = Literal["sum", "mean"]
 Distinct = tuple[Tensor, Tensor, Tensor]
 
 
-class Looked(NamedTuple):
-    """What one forward pass read: distinct ids, their rows, and how often each occurred."""
-
-    ids: Tensor
-    rows: Tensor
-    """A leaf: its `grad` is there after backward."""
-    counts: Tensor
-    padding: int | None
-
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Ids, sums, counts; without those of the padding."""
-        if self.rows.grad is None:
-            return None
-        found = (self.ids, self.rows.grad.cpu(), self.counts)
-        if self.padding is None:
-            return found
-        others = torch.arange(len(self.ids)) != self.padding
-        ids, sums, counts = (values[others] for values in found)
-        return ids, sums, counts
-
-
 class Table(nn.Module):
     """Ids [...] → vectors [..., width]; with `bag`, ids [B, L] → one vector [B, width] each.
 
-    `rule` is how rows learn; without one it is the row-wise form of the job's optimizer. `admit`
-    and `expire` keep out ids that are rare, and forget those that are gone (see `RowSpec`). Ids
-    equal to `padding` have zeros for a vector, and count for nothing in a bag.
+    `rule` updates the rows; by default it is the row-wise form of the job's optimizer. `admit` and
+    `expire` leave out ids that are rare, and delete ids that no longer occur (see `RowSpec`). An id
+    equal to `padding` has a vector of zeros, and does not count in a bag.
     """
 
     def __init__(
@@ -68,7 +47,7 @@ class Table(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if seed is None:  # from torch's generator, as other layers' first weights
+        if seed is None:  # drawn like the initial weights of other layers
             seed = int(torch.randint(1 << 62, ()))
         self.name, self.width, self.bag, self.padding = name, width, bag, padding
         self._options = {"std": std, "admit": admit, "expire": expire, "seed": seed}
@@ -78,7 +57,7 @@ class Table(nn.Module):
         self.store: RowStore | None = None
 
     def spec(self, optimizer: OptimizerSection | None) -> RowSpec:
-        """What the store has to know; `optimizer` is the job's, if rows can follow it."""
+        """Describe the table for its store; `optimizer` is None if the task has its own."""
         rule = self._rule
         if rule is None:
             if optimizer is None:
@@ -109,33 +88,33 @@ class Table(nn.Module):
         )
 
     def expect(self, ids: Tensor | Sparse) -> None:
-        """The next batch will look these up: where rows are kept elsewhere, they are asked for."""
+        """Announce ids of the next batch, so that a remote store can fetch their rows ahead."""
         assert self.store is not None, "tables are opened when the model is built"
         wanted = ids.indices if isinstance(ids, Sparse) else ids
-        found = _distinct(wanted)
-        self._expected.append((wanted, found))
-        self.store.expect(found[0])
+        distinct = _distinct(wanted)
+        self._expected.append((wanted, distinct))
+        self.store.expect(distinct[0])
 
     def expect_nothing(self) -> None:
-        """Whatever was expected is over."""
+        """Forget all announced ids."""
         self._expected = []
 
     def _distinct(self, ids: Tensor) -> Distinct:
-        """As it was found when these ids were expected, if they were."""
+        """Return the distinct ids; reuse the result of `expect` if these ids were announced."""
         if self.training:
             while self._expected:
-                wanted, found = self._expected.pop(0)
+                wanted, distinct = self._expected.pop(0)
                 if wanted is ids or torch.equal(wanted, ids):
-                    return found
+                    return distinct
         return _distinct(ids)
 
     def take(self) -> list[Distinct]:
-        """(ids, sums of gradients, counts) of every pass since the last time that got gradients."""
+        """Return (ids, sums of gradients, counts) of all passes since the last call."""
         looked, self._looked = self._looked, []
-        return [found for each in looked if (found := each.gradients()) is not None]
+        return [gradients for each in looked if (gradients := each.gradients()) is not None]
 
     def drop(self) -> None:
-        """Forget the passes since the last time."""
+        """Discard the gradients of all passes since the last `take`."""
         self._looked = []
 
     def _rows(self, ids: Tensor, counts: Tensor, device: torch.device) -> tuple[Tensor, int | None]:
@@ -165,7 +144,7 @@ class Table(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.name!r}, width={self.width}" + (f", bag={self.bag!r}" if self.bag else "")
 
-    # The rows are part of the model's state, under the names the store gives them.
+    # Rows in this process are part of the model's state, under the names that the store gives them.
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -196,8 +175,29 @@ class Table(nn.Module):
             self.store.load(found)
 
 
+class Looked(NamedTuple):
+    """The rows that one forward pass read: distinct ids, their rows, how often each occurred."""
+
+    ids: Tensor
+    rows: Tensor
+    """A leaf of the graph, whose `grad` is set by backward."""
+    counts: Tensor
+    padding: int | None
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return ids, sums of gradients and counts, without padding; None before backward."""
+        if self.rows.grad is None:
+            return None
+        everything = (self.ids, self.rows.grad.cpu(), self.counts)
+        if self.padding is None:
+            return everything
+        kept = torch.arange(len(self.ids)) != self.padding
+        ids, sums, counts = (values[kept] for values in everything)
+        return ids, sums, counts
+
+
 def _distinct(ids: Tensor) -> Distinct:
-    """Distinct ids in order, the place of each of `ids` among them, and how often they occur."""
+    """Return the sorted distinct ids, the index of each of `ids` among them, and their counts."""
     flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
     distinct, where, counts = np.unique(flat, return_inverse=True, return_counts=True)
     places = torch.from_numpy(where).view(ids.shape).to(ids.device)

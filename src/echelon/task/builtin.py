@@ -1,4 +1,13 @@
-"""Classify, regress, text_classify, language_model, click_rate."""
+"""The built-in tasks, and text generation with a trained language model.
+
+Each task is a function of a job. It opens the data, sizes a model for it, and adds a loss, metrics
+and a decoder for predictions:
+
+    job.data ─▶ Splits (train, valid, fitted) ─▶ InputFacts ─▶ model ─▶ Task
+
+With `fitted`, the values that an earlier run has fitted to its training data, a task opens other
+data as that run did: same vocabulary, same label names, same normalization.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +32,8 @@ from echelon.models.registry import model_choice
 from echelon.task import losses, metrics
 from echelon.task.losses import logits
 
-# --- builtin ---
-# The built-in tasks: a kind of data, the models that fit it, a loss and its metrics.
-
 Fitted = Mapping[str, Any] | None
 Builder = Callable[[Job, Fitted], Task]
-_MOST_CLASSES_SHOWN = 100
 
 
 def classify(job: Job, fitted: Fitted = None) -> Task:
@@ -125,21 +130,7 @@ BUILT_IN: dict[str, Builder] = {
 }
 
 
-class _Normalised(nn.Module):
-    """Raw values in: what a served model is given is what it was trained on."""
-
-    def __init__(self, normalise: nn.Module, model: nn.Module) -> None:
-        super().__init__()
-        self.normalise = normalise
-        self.model = model
-
-    def forward(self, x: Tensor, *others: Tensor) -> Any:
-        return self.model(self.normalise(x), *others)
-
-    def lookups(self, x: Tensor, *others: Tensor) -> Any:
-        """As the model says, if it does; see `echelon.models.Table`."""
-        told = getattr(self.model, "lookups", None)
-        return () if told is None else told(x, *others)
+# Parts that tasks share: data, model, metrics, decoders
 
 
 def _task(job: Job, splits: Splits, model: Callable[[], nn.Module], **parts: Any) -> Task:
@@ -179,14 +170,9 @@ def _prepared(job: Job, fitted: Fitted, *, tokens: bool) -> Splits:
     return splits
 
 
-def _model(job: Job, facts: InputFacts) -> nn.Module:
-    name, values = model_choice(job)
-    return models.build(name, models.options(name, values), facts)
-
-
 def _normalised(job: Job, facts: InputFacts, fitted: Mapping[str, Any]) -> Callable[[], nn.Module]:
     mean, std = fitted.get("mean"), fitted.get("std")
-    if mean is None and "encoders" in fitted:  # prepared: a recipe has scaled it as it should be
+    if mean is None and "encoders" in fitted:  # prepared data: the recipe has scaled it already
         return lambda: _model(job, facts)
 
     def build() -> nn.Module:
@@ -195,6 +181,31 @@ def _normalised(job: Job, facts: InputFacts, fitted: Mapping[str, Any]) -> Calla
         return _Normalised(first, _model(job, facts))
 
     return build
+
+
+class _Normalised(nn.Module):
+    """A model with its normalization in front, so that it takes raw values when it is served."""
+
+    def __init__(self, normalise: nn.Module, model: nn.Module) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.model = model
+
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
+        return self.model(self.normalise(x), *others)
+
+    def lookups(self, x: Tensor, *others: Tensor) -> Any:
+        """Return the lookups that the model will make in its tables, if it announces them."""
+        lookups = getattr(self.model, "lookups", None)
+        return () if lookups is None else lookups(x, *others)
+
+
+def _model(job: Job, facts: InputFacts) -> nn.Module:
+    name, values = model_choice(job)
+    return models.build(name, models.options(name, values), facts)
+
+
+_MOST_CLASSES_SHOWN = 100
 
 
 def _class_metrics(splits: Splits) -> dict[str, Any]:
@@ -228,15 +239,14 @@ def _chance_decoder(output: Any) -> list[Any]:
     return [{"probability": round(chance, 6)} for chance in chances]
 
 
-# --- generate ---
-# Let a trained language model write.
+# Text from a trained language model
 
 _SAMPLES = 3
 _SAMPLE_TOKENS = 300
 
 
 class Writer:
-    """Goes on from a prompt, token by token."""
+    """A trained language model that continues prompts, token by token."""
 
     def __init__(self, model: nn.Module, fitted: Mapping[str, Any]) -> None:
         if not isinstance(model, GPT):
@@ -245,7 +255,7 @@ class Writer:
         self._vocabulary = Vocabulary.from_json(fitted)
 
     def go_on(self, prompt: str, length: int, *, temperature: float, seed: int) -> str:
-        """The prompt and `length` tokens more; the same seed writes the same text."""
+        """Return the prompt and `length` more tokens. The same seed writes the same text."""
         numbers = self._vocabulary.encode([prompt]).flat.tolist()
         if not numbers:
             raise UserError("the prompt is empty: give the model something to go on from")
@@ -261,7 +271,7 @@ class Writer:
 
 
 def show_writing(model: nn.Module, fitted: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A few texts for the report, each begun with the likeliest token."""
+    """Write a few texts for the report, each beginning with the most frequent token."""
     writer = Writer(model, fitted)
     first = str(Vocabulary.from_json(fitted).decode([2]))
     texts = (

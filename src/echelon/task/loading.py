@@ -1,4 +1,11 @@
-"""Job → Task; from a file; checks."""
+"""From a job to a task that is ready to train, and the checks on the way.
+
+    check         a job's task, model and data go together; needs no torch, so errors come at once
+    load_task     a built-in task (builtin.py), or the user's: `path/to/file.py:function`
+    prepare       … with its parts checked and its data opened as `BatchSource`s
+
+A `Task` that is passed to `echelon.train` is checked by `check_python`, then prepared like others.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +24,15 @@ from echelon.core.errors import ConfigError, TaskError, unknown
 from echelon.core.interfaces import Task
 from echelon.models.registry import model_choice
 
-# --- registry ---
-# From a job to a task whose parts are ready to train.
-
 NAMES = ("classify", "click_rate", "language_model", "regress", "text_classify")
+"""The keys of `builtin.BUILT_IN`, known without importing torch."""
+
+
+# A job is checked before anything heavy is imported
 
 
 def check(job: Job) -> None:
-    """Refuse at once what could only fail later. Needs no torch."""
+    """Refuse a job whose task, model and data do not go together. Needs no torch."""
     if ":" in job.task:
         if job.model:
             raise ConfigError("model is chosen by the task's own file: remove it", ("model",))
@@ -47,18 +55,73 @@ def check(job: Job) -> None:
         )
 
 
+_TEXT = ("tokens", "vocabulary", "text", "length")
+_IDLE = {  # settings of `data` that have no effect on a task
+    "classify": _TEXT,
+    "regress": (*_TEXT, "augment"),
+    "click_rate": (*_TEXT, "augment"),
+    "text_classify": ("augment", "columns", "normalise"),
+    "language_model": ("augment", "columns", "normalise", "target", "text"),
+}
+
+
+def refuse_idle(job: Job) -> None:
+    """Refuse `data` settings without effect on a built-in task, unless they have their default."""
+    for key in _IDLE[job.task]:
+        if getattr(job.data, key) != getattr(DataSection(), key):
+            raise ConfigError(f"data.{key} has no effect on task {job.task!r}", ("data", key))
+
+
+_DENSE = ("alexnet", "cnn", "mlp", "resnet", "softmax")
+_FITTING = {  # the models that fit a task
+    "classify": _DENSE,
+    "regress": _DENSE,
+    "click_rate": ("dlrm",),
+    "text_classify": ("textcnn",),
+    "language_model": ("gpt",),
+}
+
+
+def refuse_misfit(job: Job) -> None:
+    """Refuse a model that does not take the data of a built-in task, or gives other scores."""
+    name, _ = model_choice(job)
+    if name not in _FITTING[job.task]:
+        raise ConfigError(
+            f"model {name!r} does not fit task {job.task!r} "
+            f"(models that fit: {', '.join(_FITTING[job.task])})",
+            ("model", "name"),
+        )
+
+
+def check_python(job: Job) -> None:
+    """Refuse settings of model and data for a `Task` from Python, which brings both itself."""
+    if job.model:
+        raise ConfigError("the task brings its own model: remove `model`", ("model",))
+    for key in DataSection.model_fields:
+        if key != "prefetch" and getattr(job.data, key) != getattr(DataSection(), key):
+            raise ConfigError(
+                f"the task brings its own data: data.{key} has no effect on it", ("data", key)
+            )
+
+
+# The task is loaded
+
+
 def anchored(job: Job, folder: Path) -> Job:
-    """A task file is looked for beside the job's own file first; its path is made absolute."""
+    """Return the job with the path of its task file made absolute.
+
+    The file is searched for in `folder` first, which is where the job file is.
+    """
     if ":" not in job.task:
         return job
     path, _, function = job.task.rpartition(":")
     beside = folder / path
-    found = beside if beside.is_file() else Path(path)
-    return job.model_copy(update={"task": f"{found.resolve()}:{function}"})
+    file = beside if beside.is_file() else Path(path)
+    return job.model_copy(update={"task": f"{file.resolve()}:{function}"})
 
 
 def load_task(job: Job, fitted: dict[str, Any] | None = None) -> Task:
-    """Build the job's task; with `fitted`, on new data but as it was learnt before."""
+    """Build the job's task; with `fitted`, the values that a run has fitted, on other data."""
     if ":" in job.task:
         return load_from_file(job, other_data=fitted is not None)
     from echelon.task.builtin import BUILT_IN
@@ -66,28 +129,10 @@ def load_task(job: Job, fitted: dict[str, Any] | None = None) -> Task:
     return BUILT_IN[job.task](job, fitted)
 
 
-def prepare(task: Task) -> Task:
-    """Turn whatever the user gave into what the loop works on."""
-    from echelon.data.sources import as_source
-    from echelon.task.metrics import as_metrics
-
-    check_kinds(task)
-    return dataclasses.replace(
-        task,
-        train=None if task.train is None else as_source(task.train),
-        valid=None if task.valid is None else as_source(task.valid),
-        metrics=as_metrics(task.metrics),
-    )
-
-
-# --- from_file ---
-# A task from the user's own file: `path/to/file.py:function`.
-
-
 def load_from_file(job: Job, *, other_data: bool = False) -> Task:
-    """Call the function with the job's `args` (and the job itself, if it asks for `job`).
+    """Call the task function with the job's `args`, and with the job if it has a parameter `job`.
 
-    Only a function that asks for it can take `other_data` than the run was trained on.
+    Only a function with that parameter can be used on `other_data` than the run was trained on.
     """
     path, _, name = job.task.rpartition(":")
     function = _function(Path(path), name)
@@ -117,9 +162,9 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
 
 
 def _import(path: Path) -> ModuleType:
-    """Import the file as a script would be: its folder first on the path, and it stays there.
+    """Import a file like a script, with its folder first on `sys.path`.
 
-    What the file imports may be imported late, in a function or by a model that is built later.
+    The folder stays on the path: the file may import its neighbors later, inside functions.
     """
     spec = importlib.util.spec_from_file_location(f"echelon_task_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -136,6 +181,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _arguments(function: Callable[..., Any], job: Job) -> dict[str, Any]:
+    """Return the keyword arguments of a task function; refuse `args` that do not fit it."""
     given: dict[str, Any] = dict(job.args)
     parameters = inspect.signature(function).parameters
     for name, parameter in parameters.items():
@@ -160,8 +206,22 @@ def _arguments(function: Callable[..., Any], job: Job) -> dict[str, Any]:
     return given
 
 
-# --- kinds ---
-# Is a task made of what a task is made of?
+# Its parts are checked and opened
+
+
+def prepare(task: Task) -> Task:
+    """Check a task; return it with its data as `BatchSource`s and its metrics as `Metric`s."""
+    from echelon.data.sources import as_source
+    from echelon.task.metrics import as_metrics
+
+    check_kinds(task)
+    return dataclasses.replace(
+        task,
+        train=None if task.train is None else as_source(task.train),
+        valid=None if task.valid is None else as_source(task.valid),
+        metrics=as_metrics(task.metrics),
+    )
+
 
 _CALLED = {
     "model": "a module or a function that makes one",
@@ -177,7 +237,7 @@ _PERHAPS_CALLED = {
 
 
 def check_kinds(task: Task) -> None:
-    """Refuse in one line what would fail in the middle of a run."""
+    """Refuse a task with parts of the wrong type, which would fail in the middle of a run."""
     for name, wanted in _CALLED.items():
         if not callable(getattr(task, name)):
             raise _wrong(task, name, wanted)
@@ -229,53 +289,3 @@ def _are_texts(value: Any) -> bool:
 
 def _measures(metric: Any) -> bool:
     return callable(getattr(metric, "measure", None)) and callable(getattr(metric, "value", None))
-
-
-# --- idle ---
-# Settings that a task would not look at: they are refused, so that nobody believes in them.
-
-_TEXT = ("tokens", "vocabulary", "text", "length")
-_IDLE = {
-    "classify": _TEXT,
-    "regress": (*_TEXT, "augment"),
-    "click_rate": (*_TEXT, "augment"),
-    "text_classify": ("augment", "columns", "normalise"),
-    "language_model": ("augment", "columns", "normalise", "target", "text"),
-}
-_DENSE = ("alexnet", "cnn", "mlp", "resnet", "softmax")
-_FITTING = {
-    "classify": _DENSE,
-    "regress": _DENSE,
-    "click_rate": ("dlrm",),
-    "text_classify": ("textcnn",),
-    "language_model": ("gpt",),
-}
-
-
-def refuse_idle(job: Job) -> None:
-    """Of a built-in task's data, all that it does not look at has to be as usual."""
-    for key in _IDLE[job.task]:
-        if getattr(job.data, key) != getattr(DataSection(), key):
-            raise ConfigError(f"data.{key} has no effect on task {job.task!r}", ("data", key))
-
-
-def refuse_misfit(job: Job) -> None:
-    """A built-in task's model takes its kind of data and gives its kind of scores."""
-    name, _ = model_choice(job)
-    if name not in _FITTING[job.task]:
-        raise ConfigError(
-            f"model {name!r} does not fit task {job.task!r} "
-            f"(models that fit: {', '.join(_FITTING[job.task])})",
-            ("model", "name"),
-        )
-
-
-def check_python(job: Job) -> None:
-    """A `Task` from Python brings model and data itself."""
-    if job.model:
-        raise ConfigError("the task brings its own model: remove `model`", ("model",))
-    for key in DataSection.model_fields:
-        if key != "prefetch" and getattr(job.data, key) != getattr(DataSection(), key):
-            raise ConfigError(
-                f"the task brings its own data: data.{key} has no effect on it", ("data", key)
-            )

@@ -1,6 +1,7 @@
-"""Losses as (sum, weight) pairs: (model output, batch) → what the samples add up to.
+"""Losses: functions of (model output, batch) that return a sum over the samples and their weight.
 
-A mean would be wrong as soon as batches differ in size; the loop divides once, at the end.
+A mean would be wrong as soon as batches differ in size; the strategy divides once, after summing
+over all members.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from torch import Tensor
 from echelon.core.types import Batch
 
 IGNORED = -100
-"""A class target that does not count, as in torch and transformers."""
+"""The class target of positions that do not count, as in torch and transformers."""
 
 
 def cross_entropy(output: Any, batch: Batch, *, target: str = "y") -> tuple[Tensor, Tensor | float]:
-    """Class scores [B, C] or [B, T, C] against class numbers [B] or [B, T].
+    """Compare class scores [B, C] or [B, T, C] with class numbers [B] or [B, T].
 
-    In sequences, targets of -100 do not count. Takes a tensor, or an object with `logits` such
-    as transformers' models give. Batches that were blended by mixup (columns `y2`, `mix`) are
-    scored against both of their targets. Samples with a `weight` count that much.
+    In sequences, targets of -100 do not count. `output` is a tensor, or an object with `logits`,
+    as models of transformers return. Batches blended by mixup (columns `y2`, `mix`) are scored
+    against both of their targets. A column `weight` gives each sample's weight.
     """
     scores, y = logits(output), _tensor(batch, target)
     if "weight" in batch:
@@ -36,19 +37,20 @@ def cross_entropy(output: Any, batch: Batch, *, target: str = "y") -> tuple[Tens
 
 
 def binary_cross_entropy(output: Any, batch: Batch) -> tuple[Tensor, float]:
-    """One score per sample against targets 0 and 1."""
+    """Compare one score (logit) per sample with targets 0 and 1."""
     scores, y = logits(output).reshape(-1), _tensor(batch, "y").reshape(-1)
     target = y.to(scores.dtype)
     return F.binary_cross_entropy_with_logits(scores, target, reduction="sum"), y.numel()
 
 
 def squared_error(output: Any, batch: Batch) -> tuple[Tensor, float]:
+    """Compare predicted numbers with targets; the weight is the number of targets."""
     scores, y = logits(output), _tensor(batch, "y")
     return F.mse_loss(scores.reshape(y.shape), y.to(scores.dtype), reduction="sum"), y.numel()
 
 
 def logits(output: Any) -> Tensor:
-    """The scores in a model's output."""
+    """Return the scores in a model's output: the tensor itself, or its attribute `logits`."""
     if isinstance(output, Tensor):
         return output
     found = getattr(output, "logits", None)

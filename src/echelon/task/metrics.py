@@ -1,4 +1,4 @@
-"""Metrics as sums: every sample adds to a total, whichever batch or member saw it."""
+"""Metrics computed from sums: the total over all batches and members gives the value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echelon.task.losses import IGNORED, logits
 
 
 def as_metrics(metrics: Mapping[str, Metric | Loss]) -> dict[str, Metric]:
-    """Wrap plain functions that return (sum, weight)."""
+    """Return metrics by name, with functions that return (sum, weight) wrapped in `Mean`."""
     return {
         name: metric if isinstance(metric, Metric) else Mean(metric)
         for name, metric in metrics.items()
@@ -37,7 +37,7 @@ class Mean:
 
 
 class Accuracy:
-    """Part of the samples whose highest score is the target's; `top` takes more than one.
+    """Fraction of samples whose target has the highest score, or one of the `top` highest.
 
     Targets of -100 do not count.
     """
@@ -58,7 +58,7 @@ class Accuracy:
 
 
 class Confusion:
-    """Counts of (target, predicted); its value is the macro-averaged F1.
+    """Counts of (target, predicted) classes; the value is the macro-averaged F1.
 
     Targets of -100 do not count.
     """
@@ -103,7 +103,7 @@ class AUC:
 
 
 class Hits:
-    """Part of the samples on the right side of a single score."""
+    """Accuracy of a yes/no decision: the fraction of samples whose score has the right sign."""
 
     def measure(self, output: Any, batch: Batch) -> Tensor:
         y = _target(batch).reshape(-1)
@@ -115,7 +115,7 @@ class Hits:
 
 
 class _Residuals:
-    """Sums that describe how far predictions are from their targets."""
+    """Sums from which RMSE and R² are computed: squared error, targets, their squares, count."""
 
     def measure(self, output: Any, batch: Batch) -> Tensor:
         y = _target(batch).double().reshape(-1)
@@ -125,12 +125,14 @@ class _Residuals:
 
 
 class RMSE(_Residuals):
+    """Root of the mean squared error."""
+
     def value(self, total: Tensor) -> float:
         return float((total[0] / total[3]).sqrt())
 
 
 class R2(_Residuals):
-    """Part of the target's variance that is explained."""
+    """Coefficient of determination: the fraction of the targets' variance that is explained."""
 
     def value(self, total: Tensor) -> float:
         squares, y_sum, y_squares, count = total
@@ -145,7 +147,7 @@ def _target(batch: Batch) -> Tensor:
 
 
 def _count(value: Tensor | float, like: Tensor) -> Tensor:
-    """A number where `like` is, without a copy that would wait for the device."""
+    """Return a number on the device of `like`, without a copy that would wait for the device."""
     if isinstance(value, Tensor):
         return value.detach().to(like.device, torch.double)
     return like.new_full((), value, dtype=torch.double, requires_grad=False)

@@ -1,3 +1,5 @@
+"""Job files: values, overrides, and errors that name file and line."""
+
 from __future__ import annotations
 
 from pathlib import Path

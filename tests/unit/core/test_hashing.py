@@ -1,4 +1,4 @@
-"""Words are pure functions of their names, and different for different ones."""
+"""Hashed words are pure functions of their names, and distinct for distinct names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transformer: sizes, causality, initialisation and what it generates."""
+"""The transformer: sizes, causality, initialization and generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that models are made of."""
+"""The layers that models share."""
 
 from __future__ import annotations
 

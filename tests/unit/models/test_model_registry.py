@@ -1,4 +1,4 @@
-"""Models by name: options are checked, facts must fit, the schema says what may be said."""
+"""Models by name: options are checked, models must fit the data, and the JSON schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family learns a tiny batch by heart: its gradients reach where they should."""
+"""Every family can memorize a tiny batch: gradients reach all of its parts."""
 
 from __future__ import annotations
 

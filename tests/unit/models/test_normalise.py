@@ -1,4 +1,4 @@
-"""The first layer: raw values in, values of mean 0 and deviation 1 out."""
+"""The first layer of a model: raw values in, values of mean 0 and deviation 1 out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables inside models: what they return, what backward leaves, and how they are trained."""
+"""Tables inside models: their output, their gradients, and how they are trained."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Losses and metrics are sums that match torch and scikit-learn."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace

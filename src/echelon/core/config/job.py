@@ -1,4 +1,8 @@
-"""A run, as a person writes it: one YAML file, or keywords to `echelon.train`."""
+"""`Job`: the top-level keys of a job file, which are also the keywords of `echelon.train`.
+
+The sections are defined in sections.py; here are only the rules between them. A resolved job, with
+all defaults filled in, is stored with its run.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +122,8 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        """The mesh says how many workers there are, unless they contradict it."""
+    def _mesh_sets_workers(self) -> Self:
+        """Set `workers` to the size of the mesh; refuse another explicit number."""
         if not self.mesh:
             return self
         members = math.prod(self.mesh.values())
@@ -153,8 +157,12 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _clips_what_is_compensated(self) -> Self:
-        """The norm of a sum is taken before anything is known of what its parts were made on."""
+    def _compensates_before_clipping(self) -> Self:
+        """Refuse delay compensation with clipping by norm if several gradients make an update.
+
+        Clipping takes the norm of the sum before its parts are compensated, each for the weights
+        that it was computed on.
+        """
         servers = self.parameter_server
         several = isinstance(servers.quorum, int) and servers.quorum > 1
         if servers.compensate and self.clip.norm is not None and several:
@@ -168,8 +176,8 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _looks_where_it_must(self) -> Self:
-        """What goes by validation results needs some."""
+    def _evaluates_if_needed(self) -> Self:
+        """Refuse settings that depend on validation results if there are no evaluations."""
         waiting = {
             "stop.patience": self.stop.patience is not None,
             "stop.target": self.stop.target is not None,

@@ -1,4 +1,14 @@
-"""YAML with line numbers + overrides → checked Job."""
+"""Read a job: a YAML file plus `key.path=value` overrides, checked, with errors that name the line.
+
+    read_document     YAML text → values, and the line of every key
+    overridden        … with the overrides put in
+    checked           values → a section, validated by pydantic in strict mode
+    build_job         … → Job, then the caller's checks (strategy, task)
+
+Every fault is one line: `FILE:LINE: what is wrong; did you mean …? (choices: …)`. Errors are raised
+with the path of the key, and `build_job` looks up the line: a section need not know its file.
+`checked` also serves sections outside a job: model options and recipes.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +28,90 @@ from echelon.core.config.job import Job
 from echelon.core.config.sections import Contradiction, Section, SettingError
 from echelon.core.errors import ConfigError, KeyPath, nearest
 
-# --- checked ---
-# Plain values → a section, strictly; what is wrong is said in one line.
+Check = Callable[[Job], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job and the document it was read from."""
+
+    job: Job
+    document: Document
+
+
+def load_job(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    checks: Sequence[Check] = (),
+) -> JobFile:
+    """Read a job file, apply the overrides and check the result."""
+    document = read_document(path) if path is not None else Document({})
+    return build_job(overridden(document, overrides), checks=checks)
+
+
+def job_from(values: Mapping[str, Any], *, checks: Sequence[Check] = ()) -> Job:
+    """Return a job made of Python values, checked like a file."""
+    return build_job(Document(dict(values)), checks=checks).job
+
+
+def build_job(document: Document, *, checks: Sequence[Check] = ()) -> JobFile:
+    try:
+        job = checked(Job, document.values)
+        for check in checks:
+            check(job)
+    except ConfigError as error:
+        about = error.paths if isinstance(error, Contradiction) else (error.path,)
+        raise ConfigError(document.where(*about) + error.message, error.path) from None
+    return JobFile(job, document)
+
+
+def overridden(document: Document, overrides: Sequence[str]) -> Document:
+    """Return the document with `key.path=value` overrides applied."""
+    values = copy.deepcopy(document.values)
+    paths: set[KeyPath] = set()
+    for text in overrides:
+        key, separator, raw = text.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"override {text!r} must look like key.path=value")
+        paths.add(_set(values, key.split("."), parse_value(raw), text))
+    return dataclasses.replace(document, values=values, overridden=frozenset(paths))
+
+
+def _set(values: dict[str, Any], keys: Sequence[str], value: Any, text: str) -> KeyPath:
+    """Put a value into nested mappings and lists; return its path, list indices as numbers."""
+    at: Any = values
+    path: list[str | int] = []
+    for key in keys:
+        if not isinstance(at, dict | list):
+            raise ConfigError(f"override {text!r}: {path[-1]!r} is a value, it has no key {key!r}")
+        place: Any = _place(at, key, text) if isinstance(at, list) else key
+        path.append(place)
+        if len(path) == len(keys):
+            at[place] = value
+        elif isinstance(at, list):
+            at = at[place]
+        else:
+            at = at.setdefault(place, {})
+    return tuple(path)
+
+
+def _place(items: list[Any], part: str, text: str) -> int:
+    """Return the list index that a part of an override's key denotes, from 0."""
+    if not part.isdecimal() or int(part) >= len(items):
+        raise ConfigError(
+            f"override {text!r}: {part!r} must be the number of an item, 0 to {len(items) - 1}"
+        )
+    return int(part)
+
+
+# Plain values to a section, strictly. Several faults become one message: the first, in one line.
 
 S = TypeVar("S", bound=Section)
 
 
 def checked(kind: type[S], values: Mapping[str, Any], at: KeyPath = ()) -> S:
-    """`values` as a section that stands `at` this place of a job; the first fault raises."""
+    """Return `values` as a section whose place in the job is `at`; raise the first fault."""
     try:
         # Through JSON: strict there refuses "32" for 32 but still takes a list for a tuple.
         return kind.model_validate_json(json.dumps(dict(values)), strict=True)
@@ -44,15 +130,13 @@ def checked(kind: type[S], values: Mapping[str, Any], at: KeyPath = ()) -> S:
         raise ConfigError(message, (*at, *inside)) from None
 
 
-def _dotted(path: KeyPath) -> str:
-    """`a.b: `, or nothing for the job itself."""
-    return ".".join(map(str, path)) + ": " if path else ""
-
-
 def _explained(
     kind: type[Section], one: Sequence[Mapping[str, Any]], inside: KeyPath, at: KeyPath
 ) -> str:
-    """`one` fault is several to pydantic where a setting may be this or that."""
+    """Put one fault into words.
+
+    `one` has several entries if a setting may have several types: pydantic reports one per type.
+    """
     fault = one[0]
     key = ".".join(map(str, (*at, *inside)))
     if fault["type"] == "extra_forbidden":
@@ -86,11 +170,11 @@ def _hint(value: str, choices: list[str]) -> str:
 
 
 def _known_part(kind: type[Section], loc: Sequence[str | int]) -> KeyPath:
-    """Keys and places in lists, without what pydantic adds for the branches of a union."""
+    """Return the keys and list indices of `loc`, without pydantic's names of union branches."""
     path: list[str | int] = []
     section: type[Section] | None = kind
     for part in loc:
-        if isinstance(part, int):  # a place in a list: what stands there is of the list's kind
+        if isinstance(part, int):  # a list index: the items have the type of the list's section
             path.append(part)
         elif section is not None:
             path.append(part)
@@ -116,41 +200,12 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return None
 
 
-# --- document ---
-# YAML with the line of every key, so that an error can say where it is.
+def _dotted(path: KeyPath) -> str:
+    """Return `a.b: `, or an empty text for the job itself."""
+    return ".".join(map(str, path)) + ": " if path else ""
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-3 as a number and leaves dates and yes/no as the words they are."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Where Python refuses a value, such as a number of 5,000 digits, say where it stands."""
-        try:
-            return super().construct_object(node, deep=deep)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(
-                problem=str(error), problem_mark=node.start_mark
-            ) from None
-
-
-_Loader.yaml_implicit_resolvers = {
-    letter: [(tag, rule) for tag, rule in rules if tag.rsplit(":", 1)[-1] in ("int", "null")]
-    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|nan)$"),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$", re.IGNORECASE), list("tTfF")
-)
-
-
-_COMMAND_LINE = "command line: "
-_DEEPEST = 50
-_MOST = 100_000
-"""Nesting and values beyond these are no job, but an accident or an attack by aliases."""
+# YAML with the line of every key, so that an error can say where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +236,6 @@ class Document:
         return f"{self.file}:{known}: " if self.file is not None and known is not None else ""
 
 
-def parse_value(text: str) -> Any:
-    """The value an override means: `3`, `1e-3`, `true`, `[64, 64]`, `{name: mlp}` or a word."""
-    try:
-        return _parse(text, "command line")[0]
-    except yaml.YAMLError:
-        return text
-
-
 def read_document(path: Path) -> Document:
     """Read a YAML mapping; any fault in it names file and line."""
     try:
@@ -212,6 +259,14 @@ def parse_document(text: str, file: str) -> Document:
     if not isinstance(values, dict):
         raise ConfigError(f"{file}:1: not a mapping of keys to values")
     return Document(values, lines, file)
+
+
+def parse_value(text: str) -> Any:
+    """The value an override means: `3`, `1e-3`, `true`, `[64, 64]`, `{name: mlp}` or a word."""
+    try:
+        return _parse(text, "command line")[0]
+    except yaml.YAMLError:
+        return text
 
 
 def _parse(text: str, file: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -258,81 +313,38 @@ def _key(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: str) -
     return key
 
 
-# --- load ---
-# A YAML file plus `key.path=value` overrides → a checked job.
-
-Check = Callable[[Job], None]
-
-
-@dataclass(frozen=True, slots=True)
-class JobFile:
-    """A job and the document it was read from."""
-
-    job: Job
-    document: Document
+_COMMAND_LINE = "command line: "
+_DEEPEST = 50
+_MOST = 100_000
+"""Nesting and values beyond these are no job, but an accident or an attack by aliases."""
 
 
-def load_job(
-    path: Path | None,
-    overrides: Sequence[str] = (),
-    *,
-    checks: Sequence[Check] = (),
-) -> JobFile:
-    """Read, override and check a job; every fault is one line with file, line, rule, choice."""
-    document = read_document(path) if path is not None else Document({})
-    return build_job(overridden(document, overrides), checks=checks)
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads 1e-3 as a number and leaves dates and yes/no as the words they are."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Where Python refuses a value, such as a number of 5,000 digits, say where it stands."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                problem=str(error), problem_mark=node.start_mark
+            ) from None
 
 
-def job_from(values: Mapping[str, Any], *, checks: Sequence[Check] = ()) -> Job:
-    """A job from Python values, checked like a file."""
-    return build_job(Document(dict(values)), checks=checks).job
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, rule) for tag, rule in rules if tag.rsplit(":", 1)[-1] in ("int", "null")]
+    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
-def build_job(document: Document, *, checks: Sequence[Check] = ()) -> JobFile:
-    try:
-        job = checked(Job, document.values)
-        for check in checks:
-            check(job)
-    except ConfigError as error:
-        about = error.paths if isinstance(error, Contradiction) else (error.path,)
-        raise ConfigError(document.where(*about) + error.message, error.path) from None
-    return JobFile(job, document)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|nan)$"),
+    list("-+.0123456789"),
+)
 
 
-def overridden(document: Document, overrides: Sequence[str]) -> Document:
-    """The document as `key.path=value` changes it."""
-    values = copy.deepcopy(document.values)
-    paths: set[KeyPath] = set()
-    for text in overrides:
-        key, separator, raw = text.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"override {text!r} must look like key.path=value")
-        paths.add(_set(values, key.split("."), parse_value(raw), text))
-    return dataclasses.replace(document, values=values, overridden=frozenset(paths))
-
-
-def _set(values: dict[str, Any], keys: Sequence[str], value: Any, text: str) -> KeyPath:
-    """Returns the path as messages know it, rows of a list by their numbers."""
-    at: Any = values
-    path: list[str | int] = []
-    for key in keys:
-        if not isinstance(at, dict | list):
-            raise ConfigError(f"override {text!r}: {path[-1]!r} is a value, it has no key {key!r}")
-        place: Any = _place(at, key, text) if isinstance(at, list) else key
-        path.append(place)
-        if len(path) == len(keys):
-            at[place] = value
-        elif isinstance(at, list):
-            at = at[place]
-        else:
-            at = at.setdefault(place, {})
-    return tuple(path)
-
-
-def _place(items: list[Any], part: str, text: str) -> int:
-    """Rows of a list go by their number, from 0."""
-    if not part.isdecimal() or int(part) >= len(items):
-        raise ConfigError(
-            f"override {text!r}: {part!r} must be the number of an item, 0 to {len(items) - 1}"
-        )
-    return int(part)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$", re.IGNORECASE), list("tTfF")
+)

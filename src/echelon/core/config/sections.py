@@ -1,4 +1,24 @@
-"""Every section of a job."""
+"""The sections of a job: every setting, its default and its limits.
+
+The sections come in the order in which `Job` (job.py) lists them:
+
+    data                         DataSection, with AugmentSection
+    optimizer, schedule, clip    OptimizerSection, ScheduleSection, ClipSection
+    mesh, sync                   Mesh, SyncSection: how several processes are arranged
+    sharded, pipeline, tensor,   ShardedSection, PipelineSection, TensorSection,
+      parameter_server             ParameterServerSection: a section for each strategy
+    elastic                      ElasticSection: workers that join and leave
+    evaluate, stop, checkpoint,  EvaluateSection, StopSection, CheckpointSection,
+      health, track                HealthSection, TrackSection: everything besides the updates
+
+The section `model` is missing here: each model family defines its own options in
+`echelon.models`.
+
+A section refuses unknown keys, and values of the wrong type. Its validators refuse settings that
+contradict each other or have no effect, by raising `SettingError` with the keys concerned;
+loading.py turns that into an error with file and line. The docstring of a field is its description
+in the JSON schema that `echelon config schema` prints.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +39,11 @@ from pydantic import (
 
 from echelon.core.errors import ConfigError, KeyPath
 
-# --- base ---
-# What every section of a job has in common.
+# What all sections have in common
 
 
 class Section(BaseModel):
-    """A part of a job: no unknown keys, no silent change of type, no change afterwards."""
+    """A part of a job: refuses unknown keys, never converts a type silently, is immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -36,10 +55,10 @@ class Section(BaseModel):
 
 
 class SettingError(ValueError):
-    """Raised in a section's validator: settings that do not go together.
+    """Settings that do not go together; raised by a section's validators.
 
-    `keys` are those the message is about, dotted, as the section itself calls them; the first is
-    where it is best mended.
+    `keys` are the settings concerned, dotted and relative to the section. The first is the
+    setting to change.
     """
 
     def __init__(self, message: str, *keys: str) -> None:
@@ -55,8 +74,7 @@ class Contradiction(ConfigError):
         self.paths = paths
 
 
-# --- data ---
-# Where the samples come from and how they are read.
+# data
 
 Format = Literal[
     "auto",
@@ -133,11 +151,9 @@ class DataSection(Section):
         return self
 
 
-# --- optim ---
-# Optimizer, learning-rate schedule and clipping.
+# optimizer, schedule, clip
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"]
-ScheduleName = Literal["constant", "step", "cosine", "linear", "plateau"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -169,6 +185,9 @@ class OptimizerSection(Section):
         }
         _refuse_idle(self, "optimizer", idle)
         return self
+
+
+ScheduleName = Literal["constant", "step", "cosine", "linear", "plateau"]
 
 
 class ScheduleSection(Section):
@@ -218,35 +237,25 @@ class ClipSection(Section):
         return self
 
 
-def _refuse_idle(
-    section: OptimizerSection | ScheduleSection, at: str, idle: dict[str, bool]
-) -> None:
-    """A setting that is not as usual but does nothing under this name is a mistake."""
-    for key, has_no_effect in idle.items():
-        usual = type(section).model_fields[key].default
-        if has_no_effect and getattr(section, key) != usual:
-            raise SettingError(f"{at}.{key} has no effect on {section.name!r}", key, "name")
-
-
-# --- parallel ---
-# Several processes: how they are arranged and what each strategy wants to know.
+# mesh, sync
 
 Axis = Literal["data", "sharded", "tensor", "pipeline"]
-ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
-Cut = Literal["columns", "rows"]
 
 
-def _spaced(value: Any, info: ValidationInfo) -> Any:
-    """YAML reads `{data:2}` as one key without a value."""
+def _check_spaces(value: Any, info: ValidationInfo) -> Any:
+    """Refuse `{data:2}`, which YAML reads as a single key without a value."""
     if isinstance(value, dict):
-        for key, held in value.items():
+        for key, item in value.items():
             name, colon, rest = str(key).partition(":")
-            if held is None and colon:
+            if item is None and colon:
                 raise ValueError(
                     f"{info.field_name} = {{{key}}}: YAML wants a space after the colon, "
                     f"{{{name}: {rest}}}"
                 )
     return value
+
+
+Mesh = Annotated[dict[Axis, Annotated[int, Field(gt=0)]], BeforeValidator(_check_spaces)]
 
 
 class SyncSection(Section):
@@ -260,11 +269,17 @@ class SyncSection(Section):
     """Seconds a member waits for another before it gives up and says for whom."""
 
 
+# sharded, pipeline, tensor
+
+
 class ShardedSection(Section):
     """What is divided among the members, beside the data."""
 
     level: Literal["optimizer", "gradients", "parameters"] = "parameters"
     """The optimizer's state; gradients as well; parameters as well."""
+
+
+ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
 
 
 class PipelineSection(Section):
@@ -278,18 +293,180 @@ class PipelineSection(Section):
     """The layer each stage after the first begins with; by measured cost if not given."""
 
 
+Cut = Literal["columns", "rows"]
+
+
 class TensorSection(Section):
     """How layers are cut."""
 
-    plan: Annotated[dict[str, Cut], BeforeValidator(_spaced)] = Field(default_factory=dict)
+    plan: Annotated[dict[str, Cut], BeforeValidator(_check_spaces)] = Field(default_factory=dict)
     """Layer name or pattern → `columns` (outputs divided) or `rows` (inputs divided)."""
 
 
-Mesh = Annotated[dict[Axis, Annotated[int, Field(gt=0)]], BeforeValidator(_spaced)]
+# parameter_server: `staleness` alone leads from synchronous (0) to asynchronous (none)
 
 
-# --- running ---
-# What happens beside the updates: evaluation, stopping, checkpoints, health, tracking.
+def _parse_staleness(value: Any) -> Any:
+    """Read `none`, which people write where YAML expects `null`."""
+    if value is None or value == "none":
+        return None
+    if type(value) is int and value >= 0:
+        return value
+    raise ValueError(
+        f"parameter_server.staleness = {value!r}: input should be a whole number from 0 on, or "
+        f"'none'"
+    )
+
+
+class MeritSection(Section):
+    """Whether updates are judged by what they do to held-out samples."""
+
+    policy: Literal["none", "reject", "weigh"] = "none"
+    """`reject`: of a trainer whose gradients do not agree with held-out samples, as others' do,
+    nothing is applied. `weigh`: beside that, the less they agree the less they count."""
+    every: PositiveInt = 4
+    """Each trainer measures every so many of its gradients."""
+    samples: PositiveInt = 128
+    """Held-out samples that are looked at each time."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        for key in ("every", "samples"):
+            if self.policy == "none" and getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(
+                    f"merit.{key} has no effect where nobody is judged (policy 'none')",
+                    key,
+                    "policy",
+                )
+        return self
+
+
+class ParameterServerSection(Section):
+    """Where the weights live, and which gradients make an update."""
+
+    servers: PositiveInt = 1
+    """Processes that hold a part of the weights and the optimizer's state each."""
+    replicas: Literal[0, 1] = 0
+    """1: each server has a twin that takes over when it is lost, with nothing lost. 0: the run then
+    goes back to its last checkpoint."""
+    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_parse_staleness)] = 0
+    """How many updates may lie between the weights a gradient was computed on and those it is
+    applied to; `none`: any number."""
+    quorum: PositiveInt | Literal["all"] | None = None
+    """How many trainers' gradients make one update; if not given, all where staleness is 0, else
+    one."""
+    plane: Literal["auto", "memory", "tcp"] = "auto"
+    """How gradients and weights travel; `auto`: shared memory on one machine, TCP between them."""
+    weights: Literal["pinned", "live"] = "pinned"
+    """`pinned`: a trainer computes on the weights of one version. `live`: on the servers' own
+    memory, where that is on its machine: nothing is copied, but others' updates may come in the
+    middle of a step, as in Hogwild."""
+    address: str = "127.0.0.1"
+    """Where the servers listen; trainers of other machines need one that they can reach."""
+    compensate: NonNegativeFloat = 0.0
+    """Delay compensation: how much of the weights' movement since a gradient was computed is taken
+    into account, by the square of the gradient."""
+    scale: Literal["none", "staleness"] = "none"
+    """`staleness`: the learning rate of an update is divided by 1 + its staleness."""
+    merit: MeritSection = MeritSection()
+
+    @property
+    def together(self) -> bool:
+        """Whether every update is made of all trainers' gradients, on the same weights."""
+        return self.staleness == 0 and self.quorum in ("all", None)
+
+    def pushes(self, members: int) -> int:
+        """Return how many trainers' gradients make one update if there are `members` trainers."""
+        if isinstance(self.quorum, int):
+            return min(self.quorum, members)
+        return members if self.together else 1
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.quorum == "all" and self.staleness != 0:
+            staleness = "none" if self.staleness is None else self.staleness
+            raise SettingError(
+                f"parameter_server.staleness = {staleness} has no effect where the "
+                f"quorum is 'all': each update waits for every trainer",
+                "staleness",
+                "quorum",
+            )
+        idle = {"compensate": self.compensate > 0, "scale": self.scale != "none"}
+        for key, given in idle.items():
+            if given and self.staleness == 0:
+                raise SettingError(
+                    f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
+                )
+        self._can_live()
+        _check_address("parameter_server", self.address)
+        if self.plane == "memory" and self.address != "127.0.0.1":
+            raise SettingError(
+                f"parameter_server.address = {self.address!r} has no effect on plane 'memory', "
+                f"which is for trainers of this machine",
+                "address",
+                "plane",
+            )
+        return self
+
+    def _can_live(self) -> None:
+        """Refuse settings that need weights of one version: live weights are of no version."""
+        if self.weights == "pinned":
+            return
+        against = {
+            "staleness": self.staleness == 0,
+            "quorum": self.quorum not in (None, 1),
+            "replicas": self.replicas > 0,
+            "compensate": self.compensate > 0,
+            "merit": self.merit.policy != "none",
+            "plane": self.plane == "tcp",
+        }
+        for key, given in against.items():
+            if given:
+                raise SettingError(
+                    f"parameter_server.weights = 'live' does not go with this {key}: it is for "
+                    f"trainers of one machine that each make updates of their own, without twins, "
+                    f"compensation or merit",
+                    "weights",
+                    key,
+                )
+
+
+# elastic
+
+
+class ElasticSection(Section):
+    """What happens when a member is lost, and who may join."""
+
+    enabled: bool | None = None
+    """Whether those who are left go on when a member is lost; by default wherever the strategy can
+    (`all_reduce`, `sharded`, `parameter_server`)."""
+    min_workers: PositiveInt = 1
+    """With fewer members than this the run waits for others to join."""
+    wait: PositiveFloat = 600.0
+    """Seconds it waits for them before it ends."""
+    balance: bool = True
+    """Whether each member's part of a batch follows its speed."""
+    address: str = "127.0.0.1"
+    """Where the coordinator listens; members of other machines need one that they can reach."""
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        _check_address("elastic", self.address)
+        return self
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        given = [key for key in self.model_dump(exclude_defaults=True) if key != "enabled"]
+        if self.enabled is False and given:
+            raise SettingError(
+                f"elastic.{given[0]} has no effect where elastic.enabled is false",
+                given[0],
+                "enabled",
+            )
+        return self
+
+
+# evaluate, stop, checkpoint, health, track
 
 Every = Literal["epoch", "never"] | Annotated[int, Field(gt=0)]
 
@@ -363,181 +540,27 @@ class TrackSection(Section):
         return self
 
 
-# --- elastic ---
-# Members that come and go.
+# Checks that several sections share
+
+
+def _refuse_idle(
+    section: OptimizerSection | ScheduleSection, at: str, idle: dict[str, bool]
+) -> None:
+    """Refuse settings that differ from their default but have no effect under `section.name`."""
+    for key, has_no_effect in idle.items():
+        default = type(section).model_fields[key].default
+        if has_no_effect and getattr(section, key) != default:
+            raise SettingError(f"{at}.{key} has no effect on {section.name!r}", key, "name")
+
 
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
-class ElasticSection(Section):
-    """What happens when a member is lost, and who may join."""
-
-    enabled: bool | None = None
-    """Whether those who are left go on when a member is lost; by default wherever the strategy can
-    (`all_reduce`, `sharded`, `parameter_server`)."""
-    min_workers: PositiveInt = 1
-    """With fewer members than this the run waits for others to join."""
-    wait: PositiveFloat = 600.0
-    """Seconds it waits for them before it ends."""
-    balance: bool = True
-    """Whether each member's part of a batch follows its speed."""
-    address: str = "127.0.0.1"
-    """Where the coordinator listens; members of other machines need one that they can reach."""
-
-    @model_validator(mode="after")
-    def _can_be_dialled(self) -> Self:
-        dialled("elastic", self.address)
-        return self
-
-    @model_validator(mode="after")
-    def _has_effect(self) -> Self:
-        given = [key for key in self.model_dump(exclude_defaults=True) if key != "enabled"]
-        if self.enabled is False and given:
-            raise SettingError(
-                f"elastic.{given[0]} has no effect where elastic.enabled is false",
-                given[0],
-                "enabled",
-            )
-        return self
-
-
-def dialled(section: str, address: str) -> None:
-    """Others are told where to go: an address that means "all of mine" leads nowhere."""
+def _check_address(section: str, address: str) -> None:
+    """Refuse an address that means "all of this machine": other machines cannot connect to it."""
     if address in _ALL_ADDRESSES:
         raise SettingError(
             f"{section}.address = {address!r} is no address to join at: give the one of this "
             f"machine that members can reach",
             "address",
         )
-
-
-# --- server ---
-# Weights on servers: one dial from synchronous to asynchronous.
-
-
-def _bound(value: Any) -> Any:
-    """`none` is what people write where YAML wants `null`."""
-    if value is None or value == "none":
-        return None
-    if type(value) is int and value >= 0:
-        return value
-    raise ValueError(
-        f"parameter_server.staleness = {value!r}: input should be a whole number from 0 on, or "
-        f"'none'"
-    )
-
-
-class MeritSection(Section):
-    """Whether updates are judged by what they do to held-out samples."""
-
-    policy: Literal["none", "reject", "weigh"] = "none"
-    """`reject`: of a trainer whose gradients do not agree with held-out samples, as others' do,
-    nothing is applied. `weigh`: beside that, the less they agree the less they count."""
-    every: PositiveInt = 4
-    """Each trainer measures every so many of its gradients."""
-    samples: PositiveInt = 128
-    """Held-out samples that are looked at each time."""
-
-    @model_validator(mode="after")
-    def _has_effect(self) -> Self:
-        for key in ("every", "samples"):
-            if self.policy == "none" and getattr(self, key) != type(self).model_fields[key].default:
-                raise SettingError(
-                    f"merit.{key} has no effect where nobody is judged (policy 'none')",
-                    key,
-                    "policy",
-                )
-        return self
-
-
-class ParameterServerSection(Section):
-    """Where the weights live, and which gradients make an update."""
-
-    servers: PositiveInt = 1
-    """Processes that hold a part of the weights and the optimizer's state each."""
-    replicas: Literal[0, 1] = 0
-    """1: each server has a twin that takes over when it is lost, with nothing lost. 0: the run then
-    goes back to its last checkpoint."""
-    staleness: Annotated[NonNegativeInt | None, BeforeValidator(_bound)] = 0
-    """How many updates may lie between the weights a gradient was computed on and those it is
-    applied to; `none`: any number."""
-    quorum: PositiveInt | Literal["all"] | None = None
-    """How many trainers' gradients make one update; if not given, all where staleness is 0, else
-    one."""
-    plane: Literal["auto", "memory", "tcp"] = "auto"
-    """How gradients and weights travel; `auto`: shared memory on one machine, TCP between them."""
-    weights: Literal["pinned", "live"] = "pinned"
-    """`pinned`: a trainer computes on the weights of one version. `live`: on the servers' own
-    memory, where that is on its machine: nothing is copied, but others' updates may come in the
-    middle of a step, as in Hogwild."""
-    address: str = "127.0.0.1"
-    """Where the servers listen; trainers of other machines need one that they can reach."""
-    compensate: NonNegativeFloat = 0.0
-    """Delay compensation: how much of the weights' movement since a gradient was computed is taken
-    into account, by the square of the gradient."""
-    scale: Literal["none", "staleness"] = "none"
-    """`staleness`: the learning rate of an update is divided by 1 + its staleness."""
-    merit: MeritSection = MeritSection()
-
-    @property
-    def together(self) -> bool:
-        """Whether every update is made by all trainers, on the same weights."""
-        return self.staleness == 0 and self.quorum in ("all", None)
-
-    def pushes(self, members: int) -> int:
-        """How many trainers' gradients make an update where there are so many trainers."""
-        if isinstance(self.quorum, int):
-            return min(self.quorum, members)
-        return members if self.together else 1
-
-    @model_validator(mode="after")
-    def _has_effect(self) -> Self:
-        if self.quorum == "all" and self.staleness != 0:
-            raise SettingError(
-                f"parameter_server.staleness = {_told(self.staleness)} has no effect where the "
-                f"quorum is 'all': each update waits for every trainer",
-                "staleness",
-                "quorum",
-            )
-        idle = {"compensate": self.compensate > 0, "scale": self.scale != "none"}
-        for key, given in idle.items():
-            if given and self.staleness == 0:
-                raise SettingError(
-                    f"parameter_server.{key} has no effect where staleness is 0", key, "staleness"
-                )
-        self._can_live()
-        dialled("parameter_server", self.address)
-        if self.plane == "memory" and self.address != "127.0.0.1":
-            raise SettingError(
-                f"parameter_server.address = {self.address!r} has no effect on plane 'memory', "
-                f"which is for trainers of this machine",
-                "address",
-                "plane",
-            )
-        return self
-
-    def _can_live(self) -> None:
-        """Live weights are those of no version: nothing that needs one goes with them."""
-        if self.weights == "pinned":
-            return
-        against = {
-            "staleness": self.staleness == 0,
-            "quorum": self.quorum not in (None, 1),
-            "replicas": self.replicas > 0,
-            "compensate": self.compensate > 0,
-            "merit": self.merit.policy != "none",
-            "plane": self.plane == "tcp",
-        }
-        for key, given in against.items():
-            if given:
-                raise SettingError(
-                    f"parameter_server.weights = 'live' does not go with this {key}: it is for "
-                    f"trainers of one machine that each make updates of their own, without twins, "
-                    f"compensation or merit",
-                    "weights",
-                    key,
-                )
-
-
-def _told(staleness: int | None) -> str:
-    return "none" if staleness is None else str(staleness)

@@ -1,3 +1,5 @@
+"""A task with parts of the wrong type is refused in one line."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The proof as people see it."""
+"""The proof of exactly-once as `echelon runs ledger` prints it."""
 
 from __future__ import annotations
 

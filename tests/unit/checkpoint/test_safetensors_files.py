@@ -1,3 +1,5 @@
+"""The safetensors files of a checkpoint are the ones that the library writes and reads."""
+
 from __future__ import annotations
 
 import zlib
@@ -7,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from echelon.checkpoint import state as tensors
-from echelon.checkpoint.state import write_tensors
+from echelon.checkpoint import files
+from echelon.checkpoint.files import write_tensors
 from echelon.core.errors import CheckpointError
 
 
@@ -29,7 +31,9 @@ def test_the_file_is_the_one_safetensors_would_write(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_number_comes_back(tmp_path: Path) -> None:
-    state = {str(kind): torch.tensor([0, 1, 1, 0, 1]).to(kind) for kind in tensors._KINDS}
+    state = {
+        str(kind): torch.tensor([0, 1, 1, 0, 1]).to(kind) for kind in files._SAFETENSORS_DTYPES
+    }
     write_tensors(tmp_path / "all", state, go_on)
     back = load_file(tmp_path / "all")
     assert back.keys() == state.keys()
@@ -41,7 +45,7 @@ def test_every_kind_of_number_comes_back(tmp_path: Path) -> None:
 def test_size_and_checksum_are_those_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors, "PIECE", 1000)
+    monkeypatch.setattr(files, "PIECE", 1000)
     state = {"w": torch.randn(1234), "v": torch.randn(30, 20).T}
     size, checksum = write_tensors(tmp_path / "file", state, go_on)
     data = (tmp_path / "file").read_bytes()

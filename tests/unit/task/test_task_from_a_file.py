@@ -1,3 +1,5 @@
+"""A task function in a user's file: its arguments, its imports, its errors."""
+
 from __future__ import annotations
 
 from pathlib import Path

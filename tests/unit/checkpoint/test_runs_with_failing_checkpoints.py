@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints meet trouble."""
+"""Complete runs whose checkpoints cannot be written, or that end with an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 1 << 17
 
 
 class Trouble(Exception):
-    """Somebody's mistake."""
+    """An error in the user's model."""
 
 
 class Model(nn.Module):
@@ -55,8 +55,10 @@ def task(broken_at: int = 0) -> Task:
 
 
 class Disk:
-    """An observer that fills the disk as soon as the checkpoint of a step is whole, if there is to
-    be one, and frees it when somebody complains, or at the end."""
+    """An observer that fills the disk and frees it at the first notice or at the end.
+
+    It fills the disk once the checkpoint of step `after` is complete; at once if `after` is 0.
+    """
 
     def __init__(self, after: int, *, frees: bool = False) -> None:
         self._after, self._frees = after, frees

@@ -1,4 +1,4 @@
-"""Tasks on prepared data, and on raw records that are encoded as it was."""
+"""Tasks on prepared data, and on raw records that are encoded like the training data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is written when the journal has what it holds, and not at all if it never will."""
+"""A checkpoint is written only after the journal has recorded its updates."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Saving in the background: order, full disks, errors, values that are not finite."""
+
 from __future__ import annotations
 
 import resource
@@ -12,7 +14,6 @@ import pytest
 import torch
 
 from echelon.checkpoint import Shelf, Writer, writer
-from echelon.checkpoint import writer as snapshot
 from echelon.checkpoint.state import Flat
 from echelon.core.errors import CheckpointError, NonFiniteError
 
@@ -190,7 +191,7 @@ def test_training_that_has_to_wait_for_the_disk_says_so(
 def test_without_memory_for_a_copy_states_are_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
+    monkeypatch.setattr(writer, "available_memory", lambda: 0)
     told: list[str] = []
     with Writer(Shelf(tmp_path), notice=told.append) as saver:
         for version in (1, 2):

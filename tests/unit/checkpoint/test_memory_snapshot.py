@@ -1,3 +1,5 @@
+"""The copy of a state in memory: equal, reused, refused if there is too little memory."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""What is proposed after a run can be copied and has an effect."""
+"""The commands proposed after a run can be copied, and they have an effect."""
 
 from __future__ import annotations
 

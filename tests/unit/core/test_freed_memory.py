@@ -1,4 +1,4 @@
-"""Freed memory that a process keeps does not have to come from the kernel again."""
+"""Memory that a process keeps after freeing it causes no page faults in the next step."""
 
 from __future__ import annotations
 

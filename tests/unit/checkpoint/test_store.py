@@ -1,3 +1,5 @@
+"""The checkpoints of a run: which ones are kept, and how damaged ones are detected."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Ctrl-C waits while something is begun that somebody has to end."""
+"""Ctrl-C is delayed while a process is being started, so that the process is always ended."""
 
 from __future__ import annotations
 

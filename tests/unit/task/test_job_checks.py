@@ -1,3 +1,5 @@
+"""A job whose task, model and data do not go together is refused; all examples pass."""
+
 from __future__ import annotations
 
 from pathlib import Path

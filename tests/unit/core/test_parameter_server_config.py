@@ -1,4 +1,4 @@
-"""The dial of the parameter server: what means something, and what is refused."""
+"""Settings of the parameter server: their meaning, and contradictions that are refused."""
 
 from __future__ import annotations
 

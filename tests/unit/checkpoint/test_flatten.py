@@ -1,3 +1,5 @@
+"""Nested state to named tensors and back."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Axes: places and round numbers."""
+"""Axes of charts: every value is on them, and their ticks are round numbers."""
 
 from __future__ import annotations
 
