@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from echelon.cluster.workers import only
 from echelon.comm.channel import Address, Connection, Listener
-from echelon.comm.channel.stream import address_of, serve_socket
+from echelon.comm.channel.sockets import address_of, serve_socket
 
 from .pairs import KEY
 

@@ -16,7 +16,8 @@ from zlib import crc32
 from echelon.comm.channel import Connection, Frame, handshake
 from echelon.comm.channel.frames import HEADER, pack
 from echelon.comm.channel.handshake import Card, Keys
-from echelon.comm.channel.stream import RECORD, SMALL, TAG, Address, Cipher, open_socket
+from echelon.comm.channel.sockets import Address, open_socket
+from echelon.comm.channel.stream import RECORD, SMALL, TAG, Cipher
 from echelon.comm.peers import this_host
 
 _ABOUT = struct.Struct("<BQQI")

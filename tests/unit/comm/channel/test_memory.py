@@ -10,7 +10,7 @@ import pytest
 
 from echelon.comm import shared_memory
 from echelon.comm.channel import Segment
-from echelon.comm.channel.stream import abstract
+from echelon.comm.channel.sockets import abstract
 from echelon.core.errors import PeerError
 
 

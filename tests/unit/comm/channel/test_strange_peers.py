@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from echelon.comm.channel import Connection, Listener, connect, endpoint, handshake, stream
 from echelon.comm.channel.handshake import Card, Refused
-from echelon.comm.channel.stream import Address, open_socket
+from echelon.comm.channel.sockets import Address, open_socket
 from echelon.core.errors import PeerError
 
 from .mutants import Peer, exactly, greet, mutated, serve
