@@ -363,9 +363,6 @@ class Inbox:
             self._start = self._stop = 0
         return self._buffer[start:stop]
 
-    def peek(self, count: int) -> memoryview:
-        return self._buffer[self._start : self._start + count]
-
     def fill(self, room: memoryview) -> None:
         """Read straight into this memory; only bytes that were read ahead are copied."""
         at = min(self.held, len(room))

@@ -24,8 +24,6 @@ from torch import Tensor
 from echelon.comm.ps.messages import CHUNK, Chunk
 from echelon.core.errors import PeerError
 
-# --- layout ---
-
 ALIGN = 64
 """Bytes: a cache line."""
 DTYPES = {
@@ -34,12 +32,83 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+
+
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 MOST_SLOTS, LONGEST_NAME, MOST_AXES, MOST_VALUES = 1 << 20, 1024, 16, 1 << 42
 
 
-class BadLayout(PeerError):
-    """A peer's layout makes no sense."""
+_Entry = tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+
+
+GAP = -1
+"""Stands for no parameter: what lies between two of them."""
+
+
+class Layout:
+    """The slots, one for each parameter in the model's order, and the flats that hold them."""
+
+    def __init__(self, entries: Sequence[_Entry]) -> None:
+        kinds: dict[tuple[torch.dtype, bool], int] = {}
+        sizes: list[int] = []
+        self.slots: list[Slot] = []
+        for name, shape, stride, dtype, penalised in entries:
+            flat = kinds.setdefault((dtype, penalised), len(kinds))
+            if flat == len(sizes):
+                sizes.append(0)
+            slot = Slot(name, shape, stride, dtype, penalised, flat, sizes[flat], prod(shape))
+            self.slots.append(slot)
+            sizes[flat] = _aligned(slot.stop, dtype)
+        self.flats = [Flat(*kind, size) for kind, size in zip(kinds, sizes, strict=True)]
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], parameters: Sequence[Tensor], penalised: Sequence[bool]
+    ) -> Layout:
+        # A parameter with gaps of its own lies dense in the flat: as a copy of it would.
+        like = [torch.empty_like(p, device="meta") for p in parameters]
+        return cls(
+            [
+                (name, tuple(p.shape), p.stride(), p.dtype, bool(flag))
+                for name, p, flag in zip(names, like, penalised, strict=True)
+            ]
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(flat.bytes for flat in self.flats)
+
+    def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """Per parameter, its place in whole flats, shaped and strided like it."""
+        return [slot.of(flats[slot.flat]) for slot in self.slots]
+
+    def empty(self, device: str = "cpu") -> list[Tensor]:
+        """Whole flats of zeros."""
+        return [torch.zeros(flat.size, dtype=flat.dtype, device=device) for flat in self.flats]
+
+    def digest(self) -> str:
+        """The same for the same layout, anywhere."""
+        plain = json.dumps(self.to_json(), separators=(",", ":"))
+        return hashlib.sha256(plain.encode()).hexdigest()
+
+    def to_json(self) -> list[Any]:
+        """Plain data: [name, shape, stride, dtype, penalised] of each parameter."""
+        return [
+            [s.name, list(s.shape), list(s.stride), _WORDS[s.dtype], s.penalised]
+            for s in self.slots
+        ]
+
+    @classmethod
+    def from_json(cls, plain: Any) -> Layout:
+        """The layout that a peer sent, if it is one."""
+        if not isinstance(plain, list) or not 0 < len(plain) <= MOST_SLOTS:
+            raise BadLayout(f"a layout must be a list of 1 to {MOST_SLOTS} parameters")
+        entries = [_entry(at, row) for at, row in enumerate(plain)]
+        if len({entry[0] for entry in entries}) < len(entries):
+            raise BadLayout("a layout has the same name twice")
+        if sum(prod(entry[1]) for entry in entries) > MOST_VALUES:
+            raise BadLayout(f"a layout of more than {MOST_VALUES} values")
+        return cls(entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,76 +148,24 @@ class Flat:
         return self.size * self.dtype.itemsize
 
 
-_Entry = tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+class Room:
+    """`memory` is bytes, one flat behind the other, each a whole number of cache lines."""
 
+    def __init__(self, layout: Layout, memory: Tensor | None = None) -> None:
+        if memory is None:
+            memory = torch.empty(layout.bytes, dtype=torch.uint8)
+        assert memory.numel() >= layout.bytes, f"{memory.numel()} bytes of {layout.bytes}"
+        self.memory = memory
+        self.flats: list[Tensor] = []
+        start = 0
+        for flat in layout.flats:
+            self.flats.append(memory[start : start + flat.bytes].view(flat.dtype))
+            start += flat.bytes
+        self.views = layout.views(self.flats)
 
-class Layout:
-    """The slots, one for each parameter in the model's order, and the flats that hold them."""
-
-    def __init__(self, entries: Sequence[_Entry]) -> None:
-        kinds: dict[tuple[torch.dtype, bool], int] = {}
-        sizes: list[int] = []
-        self.slots: list[Slot] = []
-        for name, shape, stride, dtype, penalised in entries:
-            flat = kinds.setdefault((dtype, penalised), len(kinds))
-            if flat == len(sizes):
-                sizes.append(0)
-            slot = Slot(name, shape, stride, dtype, penalised, flat, sizes[flat], prod(shape))
-            self.slots.append(slot)
-            sizes[flat] = _aligned(slot.stop, dtype)
-        self.flats = [Flat(*kind, size) for kind, size in zip(kinds, sizes, strict=True)]
-
-    @classmethod
-    def of(
-        cls, names: Sequence[str], parameters: Sequence[Tensor], penalised: Sequence[bool]
-    ) -> Layout:
-        # A parameter with gaps of its own lies dense in the flat: as a copy of it would.
-        like = [torch.empty_like(p, device="meta") for p in parameters]
-        return cls(
-            [
-                (name, tuple(p.shape), p.stride(), p.dtype, bool(flag))
-                for name, p, flag in zip(names, like, penalised, strict=True)
-            ]
-        )
-
-    @property
-    def bytes(self) -> int:
-        return sum(flat.bytes for flat in self.flats)
-
-    def of_flat(self, flat: int) -> list[Slot]:
-        return [slot for slot in self.slots if slot.flat == flat]
-
-    def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Per parameter, its place in whole flats, shaped and strided like it."""
-        return [slot.of(flats[slot.flat]) for slot in self.slots]
-
-    def empty(self, device: str = "cpu") -> list[Tensor]:
-        """Whole flats of zeros."""
-        return [torch.zeros(flat.size, dtype=flat.dtype, device=device) for flat in self.flats]
-
-    def digest(self) -> str:
-        """The same for the same layout, anywhere."""
-        plain = json.dumps(self.to_json(), separators=(",", ":"))
-        return hashlib.sha256(plain.encode()).hexdigest()
-
-    def to_json(self) -> list[Any]:
-        """Plain data: [name, shape, stride, dtype, penalised] of each parameter."""
-        return [
-            [s.name, list(s.shape), list(s.stride), _WORDS[s.dtype], s.penalised]
-            for s in self.slots
-        ]
-
-    @classmethod
-    def from_json(cls, plain: Any) -> Layout:
-        """The layout that a peer sent, if it is one."""
-        if not isinstance(plain, list) or not 0 < len(plain) <= MOST_SLOTS:
-            raise BadLayout(f"a layout must be a list of 1 to {MOST_SLOTS} parameters")
-        entries = [_entry(at, row) for at, row in enumerate(plain)]
-        if len({entry[0] for entry in entries}) < len(entries):
-            raise BadLayout("a layout has the same name twice")
-        if sum(prod(entry[1]) for entry in entries) > MOST_VALUES:
-            raise BadLayout(f"a layout of more than {MOST_VALUES} values")
-        return cls(entries)
+    def clear(self) -> None:
+        """Zeros, and every page touched now: a first touch costs more than a copy."""
+        self.memory.zero_()
 
 
 def _entry(at: int, row: Any) -> _Entry:
@@ -186,38 +203,11 @@ def _aligned(size: int, dtype: torch.dtype) -> int:
     return -(-size // line) * line
 
 
-# --- partition ---
-# Which shard holds which stretch of the flats: even shares of bytes, large tensors cut up.
-#
-# flats     │ 0 · · · · · · · · · · · · · · │ 1 · · · │
-# shards    │ 0           │ 1               │         │      cut at cache lines
+class BadLayout(PeerError):
+    """A peer's layout makes no sense."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Values [start, stop) of a flat."""
-
-    flat: int
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one shard holds of one parameter."""
-
-    shard: int
-    range: int
-    """Which of the shard's ranges."""
-    offset: int
-    """Where it begins in that range."""
-    start: int
-    """Where it begins among the parameter's own values, as they lie in memory."""
-    size: int
+# Partition
 
 
 class Partition:
@@ -272,6 +262,33 @@ class Partition:
                     yield Piece(shard, at, start - held.start, start - slot.start, stop - start)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values [start, stop) of a flat."""
+
+    flat: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one shard holds of one parameter."""
+
+    shard: int
+    range: int
+    """Which of the shard's ranges."""
+    offset: int
+    """Where it begins in that range."""
+    start: int
+    """Where it begins among the parameter's own values, as they lie in memory."""
+    size: int
+
+
 def _between(layout: Layout, first: int, last: int) -> Iterator[Range]:
     """What lies in bytes [first, last) of all flats one behind the other."""
     begin = 0
@@ -283,22 +300,7 @@ def _between(layout: Layout, first: int, last: int) -> Iterator[Range]:
         begin += flat.bytes
 
 
-# --- chunks ---
-# What one shard gets of a push, cut into chunks that leave as soon as they are complete.
-#
-# Backward is done with the last layers first, so their chunks come first.
-
-GAP = -1
-"""Stands for no parameter: what lies between two of them."""
-
-
-class Stretch(NamedTuple):
-    """A part of a chunk that belongs to one parameter, or to none."""
-
-    parameter: int
-    start: int
-    """Where it begins among the parameter's values; of a gap, among the range's."""
-    size: int
+# Chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +339,15 @@ class Cutting:
             of_parameter.append(tuple(found))
         stretches = tuple(tuple(_stretches(partition, shard, chunk)) for chunk in chunks)
         return cls(tuple(chunks), tuple(reversed(of_parameter)), tuple(held), stretches)
+
+
+class Stretch(NamedTuple):
+    """A part of a chunk that belongs to one parameter, or to none."""
+
+    parameter: int
+    start: int
+    """Where it begins among the parameter's values; of a gap, among the range's."""
+    size: int
 
 
 def _stretches(partition: Partition, shard: int, chunk: Chunk) -> Iterator[Stretch]:

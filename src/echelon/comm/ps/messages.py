@@ -22,8 +22,6 @@ from echelon.comm.channel import Connection, Frame
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 
-# --- messages ---
-
 MOST_IN_ROW = 16
 MOST_CHUNKS = 1024
 """In one push's last frame."""
@@ -100,12 +98,41 @@ class Kind(IntEnum):
     """trainer → shard: what has changed of rows that were sent ahead; answered, with a body"""
 
 
-class Chunk(NamedTuple):
-    """Values [start, stop) of one of a shard's ranges."""
+# Where the servers are
 
-    range: int
-    start: int
-    stop: int
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Of one trainer in one generation."""
+
+    shards: tuple[ShardAddress, ...]
+    key: bytes
+    """Of the run: whoever knows it may take part."""
+    member: int
+    """This trainer's number, which no other trainer of the run ever had."""
+    generation: int
+    members: tuple[int, ...]
+    """All trainers of the generation."""
+    deadline: float
+    halted: Callable[[], str | None]
+    """Why nobody is to be waited for any more, if so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """One shard. It may move to another process, but its address stays."""
+
+    index: int
+    host: str
+    port: int
+    name: str = ""
+    """Its abstract unix socket, for those on the same host; empty if it has none."""
+
+    def __str__(self) -> str:
+        return f"shard {self.index} at {self.host}:{self.port}"
+
+
+# Pushes and what became of them
 
 
 class PushHead(NamedTuple):
@@ -121,27 +148,6 @@ class PushHead(NamedTuple):
     """Parameters it has no gradient of."""
     chunks: tuple[Chunk, ...] = ()
     """What the frame's body holds."""
-
-
-_CHUNK = struct.Struct("<HQQ")
-_PUSH = struct.Struct("<qqqqqd?BHH")
-
-
-def part(held: Sequence[Tensor], chunk: Chunk) -> Tensor:
-    """The memory of a chunk that a peer speaks of, if there is such a one."""
-    if chunk.range >= len(held) or not chunk.start < chunk.stop <= held[chunk.range].numel():
-        raise PeerError(f"{chunk} lies outside of this shard's ranges")
-    return held[chunk.range][chunk.start : chunk.stop]
-
-
-def pack_chunk(chunk: Chunk) -> bytes:
-    return _CHUNK.pack(*chunk)
-
-
-def unpack_chunk(head: bytes) -> Chunk:
-    if len(head) != _CHUNK.size:
-        raise PeerError(f"a chunk's head of {len(head)} bytes, not {_CHUNK.size}")
-    return Chunk(*_CHUNK.unpack(head))
 
 
 def pack_push(push: PushHead) -> bytes:
@@ -181,18 +187,87 @@ def unpack_push(head: bytes) -> PushHead:
     )
 
 
-# --- row_messages ---
-# Messages about rows of tables: ids and values travel as they are, behind a small head.
-#
-# trainer                                   shard ROWS table, n; ids              ─────────▶
-# ◀───────── ANSWER; rows                            looking makes no rows ROW_CHANGES number of a
-# ROWS    ─────────▶         of the next batch, asked for ahead of its time ◀───────── ANSWER;
-# places, rows                    those that updates have changed since ROW_GRADIENTS table, n;
-# ids, sums, counts ▶ staged, until the PUSH of the same number has its fate ROW_STATE table
-# ─────────▶ ◀───────── ANSWER names, shapes                    of all of it ROW_STATE table,
-# start, count   ─────────▶ ◀───────── ANSWER names, shapes, next; tensors     a piece of it, and
-# where the next one starts ROW_LOAD table, names, shapes; tensors ──▶         in pieces: the first
-# one clears the table ◀───────── ANSWER
+class Chunk(NamedTuple):
+    """Values [start, stop) of one of a shard's ranges."""
+
+    range: int
+    start: int
+    stop: int
+
+
+def pack_chunk(chunk: Chunk) -> bytes:
+    return _CHUNK.pack(*chunk)
+
+
+def unpack_chunk(head: bytes) -> Chunk:
+    if len(head) != _CHUNK.size:
+        raise PeerError(f"a chunk's head of {len(head)} bytes, not {_CHUNK.size}")
+    return Chunk(*_CHUNK.unpack(head))
+
+
+def part(held: Sequence[Tensor], chunk: Chunk) -> Tensor:
+    """The memory of a chunk that a peer speaks of, if there is such a one."""
+    if chunk.range >= len(held) or not chunk.start < chunk.stop <= held[chunk.range].numel():
+        raise PeerError(f"{chunk} lies outside of this shard's ranges")
+    return held[chunk.range][chunk.start : chunk.stop]
+
+
+FATES = ("applied", "done", "late", "refused", "void", "pulled")
+MOST_VALUES, LONGEST_REASON = 64, 4096
+
+
+class Outcome(NamedTuple):
+    """`applied`: it is part of `version`. `done`: its samples were applied before. `late`,
+    `refused`, `void`: nothing came of it, for `reason`; its lease goes back."""
+
+    kind: str
+    version: int
+    staleness: int = 0
+    row: tuple[float, ...] = ()
+    """Sums over all pushes that were applied since this trainer's last outcome."""
+    asked: int = 0
+    share: float = 0.0
+    """Samples of this trainer's next push; 0 where nobody has a say in that."""
+    reason: str = ""
+    weights: bool = False
+    """Whether the weights of `version` come with it."""
+
+    def pack(self) -> bytes:
+        reason = self.reason.encode()[:LONGEST_REASON]
+        head = _OUTCOME_HEAD.pack(
+            FATES.index(self.kind),
+            self.weights,
+            self.version,
+            self.staleness,
+            self.asked,
+            self.share,
+            len(self.row),
+            len(reason),
+        )
+        return head + struct.pack(f"<{len(self.row)}d", *self.row) + reason
+
+    @classmethod
+    def unpack(cls, head: bytes) -> Outcome:
+        if len(head) < _OUTCOME_HEAD.size:
+            raise PeerError(f"an outcome of {len(head)} bytes")
+        kind, weights, version, staleness, asked, share, values, length = _OUTCOME_HEAD.unpack_from(
+            head
+        )
+        start = _OUTCOME_HEAD.size + 8 * values
+        if kind >= len(FATES) or values > MOST_VALUES or len(head) != start + length:
+            raise PeerError(f"an outcome of {len(head)} bytes that makes no sense")
+        row = struct.unpack_from(f"<{values}d", head, _OUTCOME_HEAD.size)
+        reason = head[start:].decode(errors="replace")
+        return cls(FATES[kind], version, staleness, row, asked, share, reason, weights)
+
+
+_PUSH = struct.Struct("<qqqqqd?BHH")
+_CHUNK = struct.Struct("<HQQ")
+_OUTCOME_HEAD = struct.Struct("<B?qqqdBH")
+
+
+# Rows
+
 
 MOST_TABLES = 256
 PIECE = 64 << 20
@@ -201,13 +276,6 @@ SOME = 8 << 20
 """Bytes of rows on their way into a checkpoint: as many as whoever writes it has to hold."""
 GONE = b"gone"
 """Head of an answer: nothing is known of rows that were sent ahead, all may be others."""
-_HEAD = struct.Struct("<HIBQ")
-_KINDS = {
-    "float32": torch.float32,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
-_MOST_COLUMNS = 16
 
 
 class RowHead(NamedTuple):
@@ -296,62 +364,19 @@ def pieces(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         }
 
 
-# --- outcome ---
-# What became of a push, as the gate tells it.
-
-FATES = ("applied", "done", "late", "refused", "void", "pulled")
-MOST_VALUES, LONGEST_REASON = 64, 4096
-
-_OUTCOME_HEAD = struct.Struct("<B?qqqdBH")
-
-
-class Outcome(NamedTuple):
-    """`applied`: it is part of `version`. `done`: its samples were applied before. `late`,
-    `refused`, `void`: nothing came of it, for `reason`; its lease goes back."""
-
-    kind: str
-    version: int
-    staleness: int = 0
-    row: tuple[float, ...] = ()
-    """Sums over all pushes that were applied since this trainer's last outcome."""
-    asked: int = 0
-    share: float = 0.0
-    """Samples of this trainer's next push; 0 where nobody has a say in that."""
-    reason: str = ""
-    weights: bool = False
-    """Whether the weights of `version` come with it."""
-
-    def pack(self) -> bytes:
-        reason = self.reason.encode()[:LONGEST_REASON]
-        head = _OUTCOME_HEAD.pack(
-            FATES.index(self.kind),
-            self.weights,
-            self.version,
-            self.staleness,
-            self.asked,
-            self.share,
-            len(self.row),
-            len(reason),
-        )
-        return head + struct.pack(f"<{len(self.row)}d", *self.row) + reason
-
-    @classmethod
-    def unpack(cls, head: bytes) -> Outcome:
-        if len(head) < _OUTCOME_HEAD.size:
-            raise PeerError(f"an outcome of {len(head)} bytes")
-        kind, weights, version, staleness, asked, share, values, length = _OUTCOME_HEAD.unpack_from(
-            head
-        )
-        start = _OUTCOME_HEAD.size + 8 * values
-        if kind >= len(FATES) or values > MOST_VALUES or len(head) != start + length:
-            raise PeerError(f"an outcome of {len(head)} bytes that makes no sense")
-        row = struct.unpack_from(f"<{values}d", head, _OUTCOME_HEAD.size)
-        reason = head[start:].decode(errors="replace")
-        return cls(FATES[kind], version, staleness, row, asked, share, reason, weights)
+_HEAD = struct.Struct("<HIBQ")
+_KINDS = {
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
 
 
-# --- documents ---
-# JSON that may be longer than a frame's head: it travels as a body.
+_MOST_COLUMNS = 16
+
+
+# Docs
+
 
 LIMIT = 256 * 1024 * 1024
 """Bytes: a layout of a million parameters has less."""
@@ -369,42 +394,3 @@ def take(connection: Connection, frame: Frame) -> Any:
         return json.loads(connection.take_bytes())
     except (ValueError, RecursionError):
         raise PeerError("a document that came is not JSON") from None
-
-
-# --- address ---
-# Where the shards of the parameters are found.
-
-
-@dataclass(frozen=True, slots=True)
-class ShardAddress:
-    """One shard. It may move to another process, but its address stays."""
-
-    index: int
-    host: str
-    port: int
-    name: str = ""
-    """Its abstract unix socket, for those on the same host; empty if it has none."""
-
-    def __str__(self) -> str:
-        return f"shard {self.index} at {self.host}:{self.port}"
-
-
-# --- directory ---
-# What a trainer has to know of the servers, and they of it.
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """Of one trainer in one generation."""
-
-    shards: tuple[ShardAddress, ...]
-    key: bytes
-    """Of the run: whoever knows it may take part."""
-    member: int
-    """This trainer's number, which no other trainer of the run ever had."""
-    generation: int
-    members: tuple[int, ...]
-    """All trainers of the generation."""
-    deadline: float
-    halted: Callable[[], str | None]
-    """Why nobody is to be waited for any more, if so."""

@@ -21,8 +21,48 @@ from echelon.core import files
 from echelon.core.errors import CheckpointError
 
 State = dict[str, Tensor]
+
+
 _ALIGNMENT = 64
 _NUMBERS = itertools.count()
+
+
+class Spool:
+    """Files of one process, in the folder of its checkpoints."""
+
+    folder: Path | None = None
+
+    def __init__(self) -> None:
+        self._cuts: list[list[Path]] = []
+
+    def begin(self) -> None:
+        """Another cut. The last one may still be on its way to the disk."""
+        self._drop(1)
+        if self.folder is not None:
+            own = set(itertools.chain(*self._cuts))
+            for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
+                left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
+        self._cuts.append([])
+
+    def columns(self, blank: Mapping[str, Tensor]) -> Columns:
+        """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
+        if self.folder is None:
+            return InMemory(blank)
+        path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
+        self._cuts[-1].append(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return InFile(blank, path)
+        except OSError:
+            return InMemory(blank)
+
+    def close(self) -> None:
+        self._drop(0)
+
+    def _drop(self, kept: int) -> None:
+        while len(self._cuts) > kept:
+            for path in self._cuts.pop(0):
+                path.unlink(missing_ok=True)
 
 
 class Columns(Protocol):
@@ -121,41 +161,3 @@ def _places(blank: Mapping[str, Tensor]) -> list[int]:
     """Of each, and the end of all."""
     sizes = (-(-value.nbytes // _ALIGNMENT) * _ALIGNMENT for value in blank.values())
     return list(itertools.accumulate(sizes, initial=0))
-
-
-class Spool:
-    """Files of one process, in the folder of its checkpoints."""
-
-    folder: Path | None = None
-
-    def __init__(self) -> None:
-        self._cuts: list[list[Path]] = []
-
-    def begin(self) -> None:
-        """Another cut. The last one may still be on its way to the disk."""
-        self._drop(1)
-        if self.folder is not None:
-            own = set(itertools.chain(*self._cuts))
-            for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
-                left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
-        self._cuts.append([])
-
-    def columns(self, blank: Mapping[str, Tensor]) -> Columns:
-        """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
-        if self.folder is None:
-            return InMemory(blank)
-        path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
-        self._cuts[-1].append(path)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return InFile(blank, path)
-        except OSError:
-            return InMemory(blank)
-
-    def close(self) -> None:
-        self._drop(0)
-
-    def _drop(self, kept: int) -> None:
-        while len(self._cuts) > kept:
-            for path in self._cuts.pop(0):
-                path.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ push   gradients are kept; the next push of the dense ones takes them along, sha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.comm.channel import Segment
 from echelon.comm.ps.link import Link
 from echelon.comm.ps.messages import (
     GONE,
@@ -32,22 +30,29 @@ from echelon.comm.ps.messages import (
     pieces,
 )
 from echelon.comm.ps.row_files import Spool, placed, scratch
+from echelon.comm.ps.row_memory import (
+    AHEAD,
+    AREAS,
+    PULLS,
+    PUSHES,
+    RowRooms,
+    carve,
+    pull_shapes,
+    push_shapes,
+    room_for,
+)
 from echelon.core.errors import PeerError
 from echelon.core.hashing import words
 from echelon.core.types import RowSpec
 
-# --- rows ---
-
 State = dict[str, Tensor]
+
+
 Insist = Callable[[Callable[[], Any]], Any]
 
 
-class Staged(NamedTuple):
-    """What the next push takes along."""
-
-    ids: Tensor
-    sums: Tensor
-    counts: Tensor | None
+_KEY = 0x54A12D
+_HALF = np.uint64(32)
 
 
 class RemoteTables:
@@ -214,6 +219,41 @@ class RemoteTables:
             place += room_for(shape)
 
 
+class Staged(NamedTuple):
+    """What the next push takes along."""
+
+    ids: Tensor
+    sums: Tensor
+    counts: Tensor | None
+
+
+def _joined(blanks: Sequence[State]) -> State:
+    """The shape of all shards' rows; what is said of the whole table is said by each."""
+    return {
+        name: torch.empty(
+            value.shape
+            if name == "facts"
+            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
+            dtype=value.dtype,
+            device="meta",
+        )
+        for name, value in blanks[0].items()
+    }
+
+
+def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
+    """A shard's rows, so many at a time; each part is good until the next one."""
+    start = 0
+    while start >= 0:
+        head = {"table": table, "start": start, "count": count}
+        frame = link.ask(Kind.ROW_STATE, head, what=what)
+        fields = frame.fields()
+        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
+        link.take(list(part.values()), what)
+        yield part
+        start = int(fields.get("next", -1))
+
+
 class RemoteRows:
     """One table's `RowStore`."""
 
@@ -246,118 +286,7 @@ class RemoteRows:
         self._tables.load(self._at, state)
 
 
-def _joined(blanks: Sequence[State]) -> State:
-    """The shape of all shards' rows; what is said of the whole table is said by each."""
-    return {
-        name: torch.empty(
-            value.shape
-            if name == "facts"
-            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
-            dtype=value.dtype,
-            device="meta",
-        )
-        for name, value in blanks[0].items()
-    }
-
-
-def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
-    """A shard's rows, so many at a time; each part is good until the next one."""
-    start = 0
-    while start >= 0:
-        head = {"table": table, "start": start, "count": count}
-        frame = link.ask(Kind.ROW_STATE, head, what=what)
-        fields = frame.fields()
-        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
-        link.take(list(part.values()), what)
-        yield part
-        start = int(fields.get("next", -1))
-
-
-# --- row_shares ---
-# Which shard an id belongs to: a matter of the id and the number of shards alone.
-
-_KEY = 0x54A12D
-_HALF = np.uint64(32)
-
-
-class Sharing(NamedTuple):
-    """Ids in the order of their shards, and how many are each one's."""
-
-    order: Tensor | None
-    """Places of `ids`, shard by shard; None if there is one shard."""
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, ids: Tensor, shards: int) -> Sharing:
-        if shards == 1:
-            return cls(None, [len(ids)])
-        owner = shard_of(ids, shards)
-        order = np.argsort(owner, kind="stable")
-        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
-
-    def parts(self, values: Tensor) -> Sequence[Tensor]:
-        if self.order is None:
-            return [values]
-        return torch.split(values.index_select(0, self.order), self.sizes)
-
-    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
-        """Rows by shard, in the order of the ids."""
-        if self.order is None:
-            return parts[0]
-        into = torch.empty(len(self.order), width)
-        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
-            into.index_copy_(0, places, rows)
-        return into
-
-
-def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
-    """Evenly, whatever the ids are."""
-    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
-    return (high * np.uint64(shards) >> _HALF).view(np.int64)
-
-
-def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
-    """A shard's rows; those that wait belong to shards of their own."""
-    if shards == 1:
-        return {name: value.contiguous() for name, value in state.items()}
-    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
-    waiting = mine
-    if "waiting_ids" in state:
-        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
-    return {
-        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
-        for name, value in state.items()
-    }
-
-
-# --- row_ahead ---
-# Rows of the next batch, asked for while this one is computed.
-#
-#     this batch                                     the next one
-#     forward ─▶ ROWS of the next ─▶ backward ─▶ push ─▶ forward: ROW_CHANGES ─▶ the same rows as a
-#                └─ the shards look them up meanwhile ─┘                        pull would give now
-#
-# What updates have changed in between is sent again, and nothing else: so no result depends on
-# what was asked for ahead of its time.
-
-
-class _Part(NamedTuple):
-    """Of one shard."""
-
-    link: Link
-    number: int
-    """Of the question."""
-    rows: Tensor
-
-
-class _Batch(NamedTuple):
-    """What one pull will ask for."""
-
-    table: int
-    ids: Tensor
-    width: int
-    sharing: Sharing
-    parts: list[_Part | None]
+# Prefetch
 
 
 class RowsAhead:
@@ -453,6 +382,78 @@ class RowsAhead:
         return frame.head != GONE
 
 
+class _Batch(NamedTuple):
+    """What one pull will ask for."""
+
+    table: int
+    ids: Tensor
+    width: int
+    sharing: Sharing
+    parts: list[_Part | None]
+
+
+class _Part(NamedTuple):
+    """Of one shard."""
+
+    link: Link
+    number: int
+    """Of the question."""
+    rows: Tensor
+
+
+# Which shard an id belongs to
+
+
+class Sharing(NamedTuple):
+    """Ids in the order of their shards, and how many are each one's."""
+
+    order: Tensor | None
+    """Places of `ids`, shard by shard; None if there is one shard."""
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, ids: Tensor, shards: int) -> Sharing:
+        if shards == 1:
+            return cls(None, [len(ids)])
+        owner = shard_of(ids, shards)
+        order = np.argsort(owner, kind="stable")
+        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
+
+    def parts(self, values: Tensor) -> Sequence[Tensor]:
+        if self.order is None:
+            return [values]
+        return torch.split(values.index_select(0, self.order), self.sizes)
+
+    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
+        """Rows by shard, in the order of the ids."""
+        if self.order is None:
+            return parts[0]
+        into = torch.empty(len(self.order), width)
+        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
+            into.index_copy_(0, places, rows)
+        return into
+
+
+def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
+    """Evenly, whatever the ids are."""
+    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
+    return (high * np.uint64(shards) >> _HALF).view(np.int64)
+
+
+def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
+    """A shard's rows; those that wait belong to shards of their own."""
+    if shards == 1:
+        return {name: value.contiguous() for name, value in state.items()}
+    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
+    waiting = mine
+    if "waiting_ids" in state:
+        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
+    return {
+        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
+        for name, value in state.items()
+    }
+
+
 # --- row_room ---
 # Memory that a trainer shares with a shard of its host, for rows: nothing of them is sent.
 #
@@ -461,91 +462,3 @@ class RowsAhead:
 #     area 2, 3   ids ┊ rows         of batches to come, in turn, for each table
 #
 # An area that has become too small is replaced by a larger one.
-
-PULLS, PUSHES, AHEAD = 0, 1, 2
-AREAS = 4
-LARGEST = 1 << 40
-_SMALLEST = 1 << 20
-_ALIGNMENT = 64
-
-Shape = tuple[np.dtype[Any], tuple[int, ...]]
-_INT64, _INT32, _FLOAT = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
-
-
-def room_for(shapes: Sequence[Shape]) -> int:
-    """Bytes of tensors of these shapes, one behind the other."""
-    return sum(map(_room, shapes))
-
-
-def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Tensors of these shapes from `place` on; a peer may have asked for anything."""
-    if place % _ALIGNMENT or place + room_for(shapes) > memory.nbytes:
-        raise PeerError(f"rows at {place} of {memory.nbytes:,} bytes of shared memory")
-    whole, found = memory.numpy(), []
-    for shape in shapes:  # NumPy makes such a view in one go, torch in three
-        found.append(torch.from_numpy(np.ndarray(shape[1], shape[0], whole, place)))
-        place += _room(shape)
-    return found
-
-
-def pull_shapes(size: int, width: int) -> list[Shape]:
-    return [(_INT64, (size,)), (_FLOAT, (size, width))]
-
-
-def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
-    counts: list[Shape] = [(_INT32, (size,))] if counted else []
-    return [*pull_shapes(size, width), *counts]
-
-
-class RowRoom:
-    """A trainer's end."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self._areas = [torch.empty(0, dtype=torch.uint8) for _ in range(AREAS)]
-        self._used = [(0, 0)] * AREAS
-        """By which turn, and how many bytes."""
-
-    def area(self, number: int, size: int) -> Tensor:
-        """At least so many bytes; other memory than before, if that was less."""
-        if self._areas[number].nbytes < size:
-            segment = Segment.create(max(_SMALLEST, 2 * size))
-            try:
-                head = {"area": number, "size": segment.size}
-                self.link.share(Kind.ROW_ROOM, head, segment, "memory for rows being mapped")
-            finally:
-                segment.close()
-            self._areas[number] = segment.tensor
-        return self._areas[number]
-
-    def more(self, number: int, turn: int, size: int) -> tuple[Tensor, int]:
-        """So many bytes of an area that nothing else has in this turn: memory, and a place there.
-
-        If there is not enough, what was given out before is good still: it is other memory.
-        """
-        before, used = self._used[number]
-        if before != turn:
-            used = 0
-        if used + size > self._areas[number].nbytes:
-            self.area(number, used + size)
-            used = 0
-        self._used[number] = turn, used + size
-        return self._areas[number], used
-
-
-class RowRooms:
-    """Of all links of a trainer."""
-
-    def __init__(self) -> None:
-        self._rooms: dict[int, RowRoom] = {}
-
-    def of(self, link: Link) -> RowRoom:
-        found = self._rooms.get(link.address.index)
-        if found is None or found.link is not link:
-            found = self._rooms[link.address.index] = RowRoom(link)
-        return found
-
-
-def _room(shape: Shape) -> int:
-    size = math.prod(shape[1], start=shape[0].itemsize)
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

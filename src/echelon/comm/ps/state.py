@@ -20,100 +20,53 @@ from echelon.comm.ps.link import Link
 from echelon.comm.ps.messages import Kind, to_bytes
 from echelon.core.errors import CheckpointError, PeerError
 
-# --- part ---
-
 Run = tuple[int, int, float]
 """Values [start, stop) of a range had so many updates."""
-MOST_KEYS = 8
 
-
-class BadPart(PeerError):
-    """A peer's part of the state makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    weights: list[Tensor]
-    """Per range."""
-    state: dict[str, list[Tensor]]
-    """What the optimizer keeps for each value (`exp_avg`, say), per range."""
-    steps: list[list[Run]]
-    """Per range; runs follow each other without gaps. Empty if the optimizer does not count."""
-    groups: dict[str, dict[str, Any]]
-    """`penalised` and `plain`: the optimizer's options, for those of the two that are held."""
-
-    def head(self) -> dict[str, Any]:
-        return {
-            "keys": list(self.state),
-            "steps": [[list(run) for run in runs] for runs in self.steps],
-            "groups": self.groups,
-        }
-
-    def body(self) -> list[Tensor]:
-        return [*self.weights, *(tensor for tensors in self.state.values() for tensor in tensors)]
-
-
-def blank(
-    partition: Partition, shard: int, head: Any, memory: Callable[[str], list[Tensor]] | None = None
-) -> Part:
-    """A part to receive `body` into, if `head` is one of this partition's.
-
-    `memory`: for "" (the weights) and each key, the shard's ranges; new ones if not given.
-    """
-    match head:
-        case {"keys": list(keys), "steps": list(steps), "groups": dict(groups)} if (
-            len(keys) <= MOST_KEYS
-            and all(isinstance(key, str) and key for key in keys)
-            and len(set(keys)) == len(keys)
-            and groups.keys() <= {"penalised", "plain"}
-            and all(isinstance(options, dict) for options in groups.values())
-        ):
-            runs = _runs(partition, shard, steps)
-        case _:
-            raise BadPart("a part of the state must have keys, steps and groups")
-    take = memory or (lambda _: partition.empty(shard))
-    return Part(take(""), {key: take(key) for key in keys}, runs, groups)
-
-
-def group_word(penalised: bool) -> str:
-    return "penalised" if penalised else "plain"
-
-
-def _runs(partition: Partition, shard: int, steps: list[Any]) -> list[list[Run]]:
-    ranges = partition.ranges(shard)
-    if not steps:
-        return []
-    if len(steps) != len(ranges):
-        raise BadPart(f"a part of the state counts steps of {len(steps)} ranges, not {len(ranges)}")
-    return [_checked(runs, held.size) for runs, held in zip(steps, ranges, strict=True)]
-
-
-def _checked(runs: Any, size: int) -> list[Run]:
-    found: list[Run] = []
-    end = 0
-    for run in runs if isinstance(runs, list) else [None]:
-        match run:
-            case [int(start), int(stop), int() | float() as count] if start == end < stop <= size:
-                found.append((start, stop, float(count)))
-                end = stop
-            case _:
-                break
-    if end != size or len(found) != len(runs):
-        raise BadPart("a part of the state counts steps of other values than it has")
-    return found
-
-
-# --- names ---
-# All shards' parts ⇄ the state by parameter name that every strategy saves.
-#
-#     {"model": {name: tensor},
-#      "optimizer": {"state": {name: {key: tensor}}, "groups": [{option: value, "names": […]}]}}
-#
-# `model` has the trained parameters only; what else a model holds is not the servers' affair.
 
 State = dict[str, Any]
+
+
+TENSORS = {"model", "optimizer"}
+"""Of a strategy's state, what the shards divide among them. The rest is the gate's, as it is."""
+MOST_KEYS = 8
 _FROM_THE_START = {"sum"}
 """What an optimizer keeps before its first update, too (adagrad)."""
+
+
+# Over the wire
+
+
+def hand_out(
+    links: Sequence[Link], partition: Partition, state: Mapping[str, Any], incarnation: int
+) -> None:
+    """Give every shard its part. They are of that incarnation once they are told that it is whole:
+    rows of tables may follow."""
+    rest = {key: value for key, value in state.items() if key not in TENSORS}
+    for link, part in zip(links, divide(partition, state), strict=True):
+        document = {"part": part.head(), "incarnation": incarnation, "gate": rest}
+        link.ask(Kind.UPLOAD, {}, [to_bytes(document)], "the beginning of an upload")
+        link.ask(Kind.STATE, {}, part.body(), "the end of an upload")
+
+
+def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
+    """All shards' parts by names, and what the gate adds to them."""
+    gathering = Gathering(partition)
+    for link in links:  # all begin before anybody is waited for
+        link.begin(Kind.CUT, what="a cut")
+    parts: list[Part] = []
+    rest: dict[str, Any] = {}
+    for link in links:
+        found = link.document(link.answer("what a cut is"), "what a cut is")
+        part = gathering.blank(link.address.index, found["part"])
+        link.answer("the tensors of a cut")
+        link.take(part.body(), "the tensors of a cut")
+        parts.append(part)
+        rest = rest or found["gate"]
+    return gathering.state(parts) | rest
+
+
+# By names
 
 
 class Gathering:
@@ -290,42 +243,80 @@ def _fitting(slot: Slot, what: str, values: Tensor) -> Tensor:
     return values
 
 
-# --- cuts ---
-# Cuts over the wire: the state by names, divided over the shards or gathered from them.
-#
-#     trainer ── UPLOAD {what it is} ──▶ shard ── ANSWER ──▶  STATE, raw tensors ──▶ ANSWER
-#     trainer ── STATE ────────────────▶ shard ── ANSWER {what it is} ── ANSWER, raw tensors ──▶
-#
-# The gate's part (versions, what was applied, the schedule) travels with shard 0's.
-
-TENSORS = {"model", "optimizer"}
-"""Of a strategy's state, what the shards divide among them. The rest is the gate's, as it is."""
+# One shard
 
 
-def hand_out(
-    links: Sequence[Link], partition: Partition, state: Mapping[str, Any], incarnation: int
-) -> None:
-    """Give every shard its part. They are of that incarnation once they are told that it is whole:
-    rows of tables may follow."""
-    rest = {key: value for key, value in state.items() if key not in TENSORS}
-    for link, part in zip(links, divide(partition, state), strict=True):
-        document = {"part": part.head(), "incarnation": incarnation, "gate": rest}
-        link.ask(Kind.UPLOAD, {}, [to_bytes(document)], "the beginning of an upload")
-        link.ask(Kind.STATE, {}, part.body(), "the end of an upload")
+@dataclass(frozen=True, slots=True)
+class Part:
+    weights: list[Tensor]
+    """Per range."""
+    state: dict[str, list[Tensor]]
+    """What the optimizer keeps for each value (`exp_avg`, say), per range."""
+    steps: list[list[Run]]
+    """Per range; runs follow each other without gaps. Empty if the optimizer does not count."""
+    groups: dict[str, dict[str, Any]]
+    """`penalised` and `plain`: the optimizer's options, for those of the two that are held."""
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "keys": list(self.state),
+            "steps": [[list(run) for run in runs] for runs in self.steps],
+            "groups": self.groups,
+        }
+
+    def body(self) -> list[Tensor]:
+        return [*self.weights, *(tensor for tensors in self.state.values() for tensor in tensors)]
 
 
-def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
-    """All shards' parts by names, and what the gate adds to them."""
-    gathering = Gathering(partition)
-    for link in links:  # all begin before anybody is waited for
-        link.begin(Kind.CUT, what="a cut")
-    parts: list[Part] = []
-    rest: dict[str, Any] = {}
-    for link in links:
-        found = link.document(link.answer("what a cut is"), "what a cut is")
-        part = gathering.blank(link.address.index, found["part"])
-        link.answer("the tensors of a cut")
-        link.take(part.body(), "the tensors of a cut")
-        parts.append(part)
-        rest = rest or found["gate"]
-    return gathering.state(parts) | rest
+class BadPart(PeerError):
+    """A peer's part of the state makes no sense."""
+
+
+def blank(
+    partition: Partition, shard: int, head: Any, memory: Callable[[str], list[Tensor]] | None = None
+) -> Part:
+    """A part to receive `body` into, if `head` is one of this partition's.
+
+    `memory`: for "" (the weights) and each key, the shard's ranges; new ones if not given.
+    """
+    match head:
+        case {"keys": list(keys), "steps": list(steps), "groups": dict(groups)} if (
+            len(keys) <= MOST_KEYS
+            and all(isinstance(key, str) and key for key in keys)
+            and len(set(keys)) == len(keys)
+            and groups.keys() <= {"penalised", "plain"}
+            and all(isinstance(options, dict) for options in groups.values())
+        ):
+            runs = _runs(partition, shard, steps)
+        case _:
+            raise BadPart("a part of the state must have keys, steps and groups")
+    take = memory or (lambda _: partition.empty(shard))
+    return Part(take(""), {key: take(key) for key in keys}, runs, groups)
+
+
+def _runs(partition: Partition, shard: int, steps: list[Any]) -> list[list[Run]]:
+    ranges = partition.ranges(shard)
+    if not steps:
+        return []
+    if len(steps) != len(ranges):
+        raise BadPart(f"a part of the state counts steps of {len(steps)} ranges, not {len(ranges)}")
+    return [_checked(runs, held.size) for runs, held in zip(steps, ranges, strict=True)]
+
+
+def _checked(runs: Any, size: int) -> list[Run]:
+    found: list[Run] = []
+    end = 0
+    for run in runs if isinstance(runs, list) else [None]:
+        match run:
+            case [int(start), int(stop), int() | float() as count] if start == end < stop <= size:
+                found.append((start, stop, float(count)))
+                end = stop
+            case _:
+                break
+    if end != size or len(found) != len(runs):
+        raise BadPart("a part of the state counts steps of other values than it has")
+    return found
+
+
+def group_word(penalised: bool) -> str:
+    return "penalised" if penalised else "plain"
