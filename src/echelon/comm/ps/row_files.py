@@ -1,8 +1,11 @@
 """All rows of a table on their way into a checkpoint: in memory, or in a file if there is a folder.
 
-shard 0  ┌ ids ─▶ ┌──────┬──────┐          each column has its place from the start, and fills
-         └ rows ─▶├──────┴──┬───┴──────┐   up shard by shard, in pieces of a few MB
-shard 1  …        └─────────┴──────────┘
+    shard 0  ┌ ids ─▶ ┌──────┬──────┐          each column has its place from the start, and fills
+             └ rows ─▶├──────┴──┬───┴──────┐   up shard by shard, in pieces of a few MB
+    shard 1  …        └─────────┴──────────┘
+
+`Spool` makes one `Columns` for each table of a checkpoint. A file is mapped as the tensors of the
+table, so that no process has to hold all rows; the checkpoint takes the file itself.
 """
 
 from __future__ import annotations
@@ -22,30 +25,36 @@ from echelon.core.errors import CheckpointError
 
 State = dict[str, Tensor]
 
-
 _ALIGNMENT = 64
 _NUMBERS = itertools.count()
 
 
 class Spool:
-    """Files of one process, in the folder of its checkpoints."""
+    """The files of one process, in the folder of its checkpoints."""
 
     folder: Path | None = None
+    """None: rows stay in memory."""
 
     def __init__(self) -> None:
         self._cuts: list[list[Path]] = []
 
     def begin(self) -> None:
-        """Another cut. The last one may still be on its way to the disk."""
+        """Begin another checkpoint, and delete all files but those of the last one.
+
+        That one may still be on its way to the disk.
+        """
         self._drop(1)
         if self.folder is not None:
             own = set(itertools.chain(*self._cuts))
             for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
-                left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
+                left_behind.unlink(missing_ok=True)  # by an earlier leader that was killed
         self._cuts.append([])
 
     def columns(self, blank: Mapping[str, Tensor]) -> Columns:
-        """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
+        """Return room for the rows of a table.
+
+        It is in memory if the file cannot be made: writing the checkpoint will report that error.
+        """
         if self.folder is None:
             return InMemory(blank)
         path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
@@ -66,21 +75,23 @@ class Spool:
 
 
 class Columns(Protocol):
-    """Room for the rows of all shards."""
+    """Room for the rows that all shards have of one table."""
 
     def add(self, part: Mapping[str, Tensor]) -> None:
-        """Behind what is there."""
+        """Append a shard's rows to those that are there."""
         ...
 
     def whole(self) -> State:
-        """Before it is closed."""
+        """Return all rows. Call it before `close`."""
         ...
 
     def close(self) -> None:
-        """Nothing is added any more."""
+        """Close the file. Nothing may be added any more; the tensors of `whole` stay valid."""
 
 
 class InMemory:
+    """Columns in memory."""
+
     def __init__(self, blank: Mapping[str, Tensor]) -> None:
         self._whole = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in blank.items()}
         self._filled = dict.fromkeys(blank, 0)
@@ -95,11 +106,14 @@ class InMemory:
         return self._whole
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no file."""
 
 
 class InFile:
-    """The file goes away with the second one after it: by then, its checkpoint is written."""
+    """Columns in a file, which the second `Spool.begin` after it deletes.
+
+    By then its checkpoint is written.
+    """
 
     def __init__(self, blank: Mapping[str, Tensor], path: Path) -> None:
         self._blank, self._path = dict(blank), path
@@ -133,9 +147,9 @@ class InFile:
         os.close(self._file)
 
     def whole(self) -> State:
-        """Of the file that was written, also if somebody has taken its name away since."""
+        """Return the rows in the file that was written, even if its name is gone by now."""
         memory = self._mapped(self._path)
-        if not os.fstat(self._file).st_nlink:  # by now it may be another file's
+        if not os.fstat(self._file).st_nlink:  # deleted: the name may be another file's
             memory = self._mapped(Path(f"/proc/self/fd/{self._file}"))
         return placed(self._blank, memory)
 
@@ -144,13 +158,16 @@ class InFile:
 
 
 def scratch(size: int) -> Tensor:
-    """Memory for a piece of so many bytes, which goes back when it is not used any more."""
+    """Return memory for a piece of `size` bytes. The system gets it back when it is not used.
+
+    The 32 extra lines are for the alignment of columns: see `placed`.
+    """
     room = mmap.mmap(-1, size + 32 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(room, dtype=torch.uint8)
 
 
 def placed(blank: Mapping[str, Tensor], memory: Tensor) -> State:
-    """Tensors like these, one behind the other."""
+    """Return tensors like `blank`, one behind the other in `memory`."""
     return {
         name: memory[place : place + value.nbytes].view(value.dtype).view(value.shape)
         for (name, value), place in zip(blank.items(), _places(blank), strict=False)
@@ -158,6 +175,6 @@ def placed(blank: Mapping[str, Tensor], memory: Tensor) -> State:
 
 
 def _places(blank: Mapping[str, Tensor]) -> list[int]:
-    """Of each, and the end of all."""
+    """Return the place of each tensor, and the end of the last one."""
     sizes = (-(-value.nbytes // _ALIGNMENT) * _ALIGNMENT for value in blank.values())
     return list(itertools.accumulate(sizes, initial=0))

@@ -23,25 +23,19 @@ from echelon.comm.ps.link import Link
 from echelon.comm.ps.messages import Kind
 from echelon.core.errors import PeerError
 
-PULLS = 0
-PUSHES = 1
-AHEAD = 2
+PULLS, PUSHES, AHEAD = 0, 1, 2
 AREAS = 4
 LARGEST = 1 << 40
+"""Bytes of an area, at most."""
 _SMALLEST = 1 << 20
 _ALIGNMENT = 64
 
-
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
-
-
-_INT64 = np.dtype(np.int64)
-_INT32 = np.dtype(np.int32)
-_FLOAT = np.dtype(np.float32)
+_INT64, _INT32, _FLOAT = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
 
 
 class RowRooms:
-    """Of all links of a trainer."""
+    """The shared memory of all links of a trainer."""
 
     def __init__(self) -> None:
         self._rooms: dict[int, RowRoom] = {}
@@ -54,16 +48,16 @@ class RowRooms:
 
 
 class RowRoom:
-    """A trainer's end."""
+    """The areas that a trainer shares with one shard."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._areas = [torch.empty(0, dtype=torch.uint8) for _ in range(AREAS)]
         self._used = [(0, 0)] * AREAS
-        """By which turn, and how many bytes."""
+        """Per area, the turn that `more` used it in last, and how many bytes."""
 
     def area(self, number: int, size: int) -> Tensor:
-        """At least so many bytes; other memory than before, if that was less."""
+        """Return an area of at least `size` bytes: new memory, if the old one is too small."""
         if self._areas[number].nbytes < size:
             segment = Segment.create(max(_SMALLEST, 2 * size))
             try:
@@ -75,9 +69,10 @@ class RowRoom:
         return self._areas[number]
 
     def more(self, number: int, turn: int, size: int) -> tuple[Tensor, int]:
-        """So many bytes of an area that nothing else has in this turn: memory, and a place there.
+        """Reserve `size` bytes of an area for this turn; return the memory and a place in it.
 
-        If there is not enough, what was given out before is good still: it is other memory.
+        If the area is too small it is replaced; places given out before stay valid, because they
+        are in the old memory.
         """
         before, used = self._used[number]
         if before != turn:
@@ -99,18 +94,18 @@ def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
 
 
 def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Tensors of these shapes from `place` on; a peer may have asked for anything."""
+    """Return tensors of these shapes from `place` on, which a peer may have chosen: check it."""
     if place % _ALIGNMENT or place + room_for(shapes) > memory.nbytes:
         raise PeerError(f"rows at {place} of {memory.nbytes:,} bytes of shared memory")
     whole, found = memory.numpy(), []
-    for shape in shapes:  # NumPy makes such a view in one go, torch in three
+    for shape in shapes:  # NumPy makes such a view in one call, torch in three
         found.append(torch.from_numpy(np.ndarray(shape[1], shape[0], whole, place)))
         place += _room(shape)
     return found
 
 
 def room_for(shapes: Sequence[Shape]) -> int:
-    """Bytes of tensors of these shapes, one behind the other."""
+    """Return the bytes of tensors of these shapes, one behind the other."""
     return sum(map(_room, shapes))
 
 

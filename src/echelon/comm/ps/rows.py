@@ -1,9 +1,11 @@
-"""Remote tables, prefetch, shared memory.
+"""Tables whose rows live on servers, as one trainer uses them. Every id belongs to one shard.
 
-Tables whose rows live on servers, as one trainer sees them: every id belongs to one shard.
+    pull   ids ─▶ divided by shard ─▶ asked of all shards ─▶ rows, in the order of the ids
+    push   gradients are staged, and go with the next push of the dense parameters, shard by shard
 
-pull   ids ─▶ by shard ─▶ asked of all ─▶ answers, in the order of the ids
-push   gradients are kept; the next push of the dense ones takes them along, shard by shard
+`RemoteTables` has all tables of a model, and `RemoteRows` is one of them, as a `RowStore`.
+`RowsAhead` asks for the rows of the next batch early. `Sharing` divides ids by shard. Between
+processes of one host, rows travel through shared memory: see `row_memory`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from echelon.comm.ps.messages import (
     pack_rows,
     pieces,
 )
-from echelon.comm.ps.row_files import Spool, placed, scratch
+from echelon.comm.ps.row_files import Spool, State, placed, scratch
 from echelon.comm.ps.row_memory import (
     AHEAD,
     AREAS,
@@ -45,18 +47,14 @@ from echelon.core.errors import PeerError
 from echelon.core.hashing import words
 from echelon.core.types import RowSpec
 
-State = dict[str, Tensor]
-
-
 Insist = Callable[[Callable[[], Any]], Any]
 
-
-_KEY = 0x54A12D
+_KEY = 0x54A12D  # of the hash that assigns ids to shards
 _HALF = np.uint64(32)
 
 
 class RemoteTables:
-    """All tables of a model; `links` are those of the servers, while there are any."""
+    """All tables of a model. `links` leads to the shards while the trainer is connected."""
 
     def __init__(self, specs: Sequence[RowSpec]) -> None:
         self.specs = list(specs)
@@ -68,15 +66,15 @@ class RemoteTables:
         self._rooms = RowRooms()
         self.ahead = RowsAhead(self._rooms)
         self.spool = Spool()
-        """Where rows lie on their way into a checkpoint."""
+        """Holds rows on their way into a checkpoint."""
         self.insist: Insist = lambda question: question()
-        """Asks again where a shard was lost and another process took its place."""
+        """Calls a function, again if a shard was lost and a replica took its place."""
 
     def store(self, at: int) -> RemoteRows:
         return RemoteRows(self, at)
 
     def pull(self, at: int, ids: Tensor) -> Tensor:
-        """The row of each id; good until the next pull, for they may be in shared memory."""
+        """Return the row of each id: valid until the next pull, since it may be shared memory."""
         if not self.links:
             raise PeerError("this member is not connected to the servers")
         early: Tensor | None = self.insist(lambda: self.ahead.take(self.links, at, ids))
@@ -90,7 +88,7 @@ class RemoteTables:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def expect(self, at: int, ids: Tensor) -> None:
-        """Ask for rows that will be pulled for the next batch."""
+        """Ask early for rows that will be pulled for the next batch."""
         if self.links:
             width = self.specs[at].width
             self.insist(lambda: self.ahead.ask(self.links, at, ids, width))
@@ -99,13 +97,13 @@ class RemoteTables:
         self._staged[at] = gradients
 
     def prepare(self, seq: int) -> None:
-        """What is staged is part of push `seq`, and goes ahead of it to every shard."""
+        """Make all staged gradients part of push `seq`: `send` sends them ahead of it."""
         staged, self._staged = self._staged, {}
         self._ahead = [(at, self._parts(at, gradients)) for at, gradients in staged.items()]
         self._seq = seq
 
     def send(self, link: Link) -> None:
-        """This link's part; again, if another process took the shard's place."""
+        """Send a shard its part of the gradients; again, if a replica took the shard's place."""
         shard = link.address.index
         self.ahead.drain(link)
         mine = [(at, parts[shard]) for at, parts in self._ahead if len(parts[shard][0])]
@@ -116,7 +114,7 @@ class RemoteTables:
             self._send(link, self._seq, at, parts)
 
     def _parts(self, at: int, gradients: Staged) -> list[list[Tensor]]:
-        """Per shard: ids, sums and, where they matter, counts."""
+        """Return for each shard ids, sums, and, if the table needs them, counts."""
         sharing = Sharing.of(gradients.ids, len(self.links))
         counts = gradients.counts if self.specs[at].admit > 1 else None
         columns = (gradients.ids, gradients.sums, counts)
@@ -127,11 +125,11 @@ class RemoteTables:
         self._staged.clear()
 
     def load(self, at: int, state: Mapping[str, Tensor]) -> None:
-        """Kept until somebody uploads it."""
+        """Keep a table's saved state for `upload`."""
         self._loaded[at] = state
 
     def upload(self) -> None:
-        """To servers whose tables are empty: after an upload of the rest."""
+        """Send the loaded tables to the shards, whose tables are empty."""
         loaded, self._loaded = self._loaded, {}
         for at, state in loaded.items():
             what = f"the rows of table {self.specs[at].name!r} being taken"
@@ -142,11 +140,11 @@ class RemoteTables:
                     link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
 
     def begin_cut(self) -> None:
-        """`state` of each table follows."""
+        """Begin a checkpoint: `state` of each table follows."""
         self.spool.begin()
 
     def state(self, at: int) -> State:
-        """All shards' rows, while nobody pushes, piece by piece."""
+        """Return a table's rows from all shards, fetched piece by piece while no trainer pushes."""
         what = f"the rows of table {self.specs[at].name!r}"
         asked = [link.ask(Kind.ROW_STATE, {"table": at}, what=what) for link in self.links]
         blanks = [blank_state(frame.fields().get("outline"), None, "meta") for frame in asked]
@@ -173,7 +171,7 @@ class RemoteTables:
         return sharing.joined(found, self.specs[at].width)
 
     def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> Tensor | None:
-        """Returns where the rows will be, if that is shared memory."""
+        """Ask a shard for rows; return where they will be, if that is shared memory."""
         if not link.memory:
             link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
             return None
@@ -202,7 +200,7 @@ class RemoteTables:
             link.pushed += sum(part.nbytes for part in body)
 
     def _show(self, link: Link, seq: int, mine: Sequence[tuple[int, list[Tensor]]]) -> None:
-        """Through shared memory: all tables' gradients lie there until the push has its fate."""
+        """Send through shared memory, where all tables' gradients lie until the push is decided."""
         shapes = [
             push_shapes(len(parts[0]), self.specs[at].width, len(parts) == 3) for at, parts in mine
         ]
@@ -215,12 +213,12 @@ class RemoteTables:
             head = RowHead(at, len(ids), bool(counts), shared=True, place=place)
             what = "gradients of rows"
             link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
-            sums.copy_(parts[1])  # nobody looks at them before the push; at the ids they do
+            sums.copy_(parts[1])  # the shard reads ids at once, but sums only at the push
             place += room_for(shape)
 
 
 class Staged(NamedTuple):
-    """What the next push takes along."""
+    """One table's gradients for the next push: sums by id, and how many rows of the batch each."""
 
     ids: Tensor
     sums: Tensor
@@ -228,7 +226,7 @@ class Staged(NamedTuple):
 
 
 def _joined(blanks: Sequence[State]) -> State:
-    """The shape of all shards' rows; what is said of the whole table is said by each."""
+    """Return the shapes of all shards' rows together; `facts` are the same on every shard."""
     return {
         name: torch.empty(
             value.shape
@@ -242,7 +240,7 @@ def _joined(blanks: Sequence[State]) -> State:
 
 
 def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
-    """A shard's rows, so many at a time; each part is good until the next one."""
+    """Yield a shard's rows, `count` at a time; each part is valid until the next one."""
     start = 0
     while start >= 0:
         head = {"table": table, "start": start, "count": count}
@@ -255,7 +253,7 @@ def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Ite
 
 
 class RemoteRows:
-    """One table's `RowStore`."""
+    """One table, as a `RowStore`."""
 
     remote = True
 
@@ -286,11 +284,16 @@ class RemoteRows:
         self._tables.load(self._at, state)
 
 
-# Prefetch
-
-
 class RowsAhead:
-    """Of one trainer: of the next batch, and of this one as long as it is not pulled."""
+    """Prefetch of rows: those of the next batch are asked for while this one is computed.
+
+    this batch                                     the next one
+    forward ─▶ ROWS of the next ─▶ backward ─▶ push ─▶ forward: ROW_CHANGES ─▶ the same rows as a
+               └─ the shards look them up meanwhile ─┘                        pull would give now
+
+    Rows that updates have changed in between are sent again, and only those. So no result depends
+    on what was asked for early.
+    """
 
     def __init__(self, rooms: RowRooms) -> None:
         self._rooms = rooms
@@ -300,7 +303,7 @@ class RowsAhead:
         self._before: list[_Batch] = []
 
     def begin(self) -> None:
-        """What is asked for from now on is of another batch. Of the last one, rows are in use."""
+        """Begin to ask for another batch. Rows of the batch before stay valid."""
         self._turn += 1
         self._before, self._batches = self._batches, []
 
@@ -315,9 +318,9 @@ class RowsAhead:
         self._batches.append(_Batch(table, ids, width, sharing, parts))
 
     def take(self, links: Sequence[Link], table: int, ids: Tensor) -> Tensor | None:
-        """The rows as they are now; None if they have to be pulled.
+        """Return the rows as they are now, or None if they have to be pulled.
 
-        They are good until the batch after the next one is asked for.
+        They are valid until the batch after the next one is asked for.
         """
         batch = self._find(table, ids)
         if batch is None or len(batch.parts) != len(links):
@@ -332,7 +335,7 @@ class RowsAhead:
         for part in parts:
             question = pack_rows(head._replace(place=part.number))
             part.link.begin(Kind.ROW_CHANGES, question, what=what)
-        # All are listened to, or an answer would be taken for that of another question.
+        # Read all answers: one that is left would be taken for the answer to another question.
         known = [self._renewed(part, what) for part in parts]
         if not all(known):
             return None
@@ -341,7 +344,10 @@ class RowsAhead:
         return batch.sharing.joined(rows, batch.width)
 
     def drain(self, link: Link) -> None:
-        """Before much is sent: while a shard is at sending, it listens to nobody."""
+        """Receive what a shard is sending, before much is sent to it.
+
+        A shard that is sending does not receive, so both would wait for each other.
+        """
         for batch in self._batches:
             for part in batch.parts:
                 if part is not None and part.link is link:
@@ -370,7 +376,7 @@ class RowsAhead:
         return _Part(link, number, rows)
 
     def _renewed(self, part: _Part, what: str) -> bool:
-        """Whether the shard knew what it had sent."""
+        """Apply a shard's changes to its rows; return whether it knew which rows it had sent."""
         frame = part.link.answer(what)
         if frame.size:
             changed = frame.size // (8 + 4 * part.rows.shape[1])
@@ -383,7 +389,7 @@ class RowsAhead:
 
 
 class _Batch(NamedTuple):
-    """What one pull will ask for."""
+    """Rows of one table that were asked for early, which one pull will take."""
 
     table: int
     ids: Tensor
@@ -393,23 +399,21 @@ class _Batch(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Of one shard."""
+    """One shard's part of a `_Batch`."""
 
     link: Link
     number: int
-    """Of the question."""
+    """Number of the question."""
     rows: Tensor
 
 
-# Which shard an id belongs to
-
-
 class Sharing(NamedTuple):
-    """Ids in the order of their shards, and how many are each one's."""
+    """A division of ids by shard, which depends only on the ids and the number of shards."""
 
     order: Tensor | None
-    """Places of `ids`, shard by shard; None if there is one shard."""
+    """Places of the ids, shard by shard; None if there is one shard."""
     sizes: list[int]
+    """Per shard, how many of the ids it has."""
 
     @classmethod
     def of(cls, ids: Tensor, shards: int) -> Sharing:
@@ -425,7 +429,7 @@ class Sharing(NamedTuple):
         return torch.split(values.index_select(0, self.order), self.sizes)
 
     def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
-        """Rows by shard, in the order of the ids."""
+        """Bring the shards' rows into the order of the ids."""
         if self.order is None:
             return parts[0]
         into = torch.empty(len(self.order), width)
@@ -435,13 +439,16 @@ class Sharing(NamedTuple):
 
 
 def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
-    """Evenly, whatever the ids are."""
+    """Return the shard of each id, spread evenly by a hash."""
     high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
     return (high * np.uint64(shards) >> _HALF).view(np.int64)
 
 
 def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
-    """A shard's rows; those that wait belong to shards of their own."""
+    """Return a shard's rows of a table's state.
+
+    Rows that are not admitted yet (`waiting…`) are divided by their own ids.
+    """
     if shards == 1:
         return {name: value.contiguous() for name, value in state.items()}
     mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
