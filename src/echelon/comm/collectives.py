@@ -64,8 +64,8 @@ class Solo:
 class Local:
     """Members of one host, through shared memory: `index` is this one's place in `members`.
 
-    A `Board` carries small rows of numbers and tells who has come how far. Tensors go through
-    stages, pieces of memory that each member fills for the others to read.
+    A `Board` carries small rows of numbers, and counters that say how far each member has come.
+    Tensors go through stages, pieces of memory that each member fills for the others to read.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Local:
         return made
 
     def fail(self, error: PeerError) -> None:
-        """Tell the members of this host not to wait for this one: `error` happened elsewhere."""
+        """Break off all waits for this member on its host: `error` happened elsewhere."""
         self._board.fail(error)
 
     def agree(self, share: float, board: Board) -> float:

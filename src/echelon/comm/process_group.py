@@ -27,8 +27,8 @@ from echelon.core.errors import PeerError, UserError
 
 _LINGER = 0.1  # seconds that closing a group waits for operations that have begun
 _MOMENT = timedelta(seconds=0.2)  # of one wait inside torch, between two looks whether to go on
-# The only way to tell torch's own gloo where to listen. Left alone it listens where the host's name
-# points to, which may be reachable by everyone, or by no other member.
+# The variable that torch's own gloo reads for where to listen; there is no option. Without it, gloo
+# listens where the host's name points to, which may be open to everyone, or to no other member.
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 

@@ -1,4 +1,4 @@
-"""What several tests of sums share."""
+"""Fixtures of the tests of collectives and gradient sums."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Addresses, and how sockets are opened and set.
 
 An `Address` is a host and port, or the name of an abstract unix socket. `open_socket` and
-`serve_socket` make sockets, `settle` sets one for a connection, `stays_here` says whether what is
-sent can be seen outside this host, and `close_in_children` keeps descriptors out of forked
-processes.
+`serve_socket` make sockets, `settle` sets the options of a connection, `stays_here` says whether a
+connection leaves this host, and `close_in_children` closes the copies in forked processes.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class Receiver(Protocol):
         """Read the head of a frame; `start` is the header as bytes."""
         ...
 
-    def body(self, views: Sequence[memoryview], told: Progress | None) -> None:
-        """Read the body into memory of its size; `told` is called as bytes come in."""
+    def body(self, views: Sequence[memoryview], progress: Progress | None) -> None:
+        """Read the body into memory of its size; `progress` is called as bytes come in."""
         ...
 
     def skip(self, size: int) -> None:
@@ -112,9 +112,9 @@ class PlainReceiver:
         self._inbox.must(header.head)
         return read_head(header, self._inbox.take(header.head))
 
-    def body(self, views: Sequence[memoryview], told: Progress | None) -> None:
-        if told is not None:
-            steps(views, self._inbox.fill, told)
+    def body(self, views: Sequence[memoryview], progress: Progress | None) -> None:
+        if progress is not None:
+            steps(views, self._inbox.fill, progress)
             return
         for whole in views:
             self._inbox.fill(whole)
@@ -125,7 +125,9 @@ class PlainReceiver:
             self._inbox.fill(self._waste[: min(CHUNK, size - at)])
 
 
-def steps(views: Sequence[memoryview], fill: Callable[[memoryview], None], told: Progress) -> None:
+def steps(
+    views: Sequence[memoryview], fill: Callable[[memoryview], None], progress: Progress
+) -> None:
     """Fill the memory a chunk at a time, and report after each chunk how many bytes are there."""
     done = 0
     for whole in views:
@@ -133,7 +135,7 @@ def steps(views: Sequence[memoryview], fill: Callable[[memoryview], None], told:
             piece = whole[at : at + CHUNK]
             fill(piece)
             done += len(piece)
-            told(done)
+            progress(done)
 
 
 class SealedSender:
@@ -198,7 +200,7 @@ class SealedReceiver:
         self._small = text[header.head :]
         return bytes(text[: header.head])
 
-    def body(self, views: Sequence[memoryview], told: Progress | None) -> None:
+    def body(self, views: Sequence[memoryview], progress: Progress | None) -> None:
         if sum(map(len, views)) <= SMALL:
             _spread(self._small, views)
             return
@@ -207,8 +209,8 @@ class SealedReceiver:
             size = sum(map(len, pieces))
             self._chunk(pieces, size)
             done += size
-            if told is not None:
-                told(done)
+            if progress is not None:
+                progress(done)
 
     def skip(self, size: int) -> None:
         if size > SMALL:
@@ -460,11 +462,3 @@ class Fate:
     def check(self) -> None:
         if self.why is not None:
             raise PeerError(self.why)
-
-
-# --- sockets ---
-# Addresses, and how sockets are set.
-# --- doorway ---
-# Descriptors that belong to one process: whoever is forked later gives its copies back.
-#
-# A copy in a loader's worker would keep a dead member's connection open, and the others waiting.

@@ -9,7 +9,7 @@ There is a `Link` to every shard. Shard 0 is the gate, which decides about pushe
 If the shards have replicas, a lost shard's link is opened again to the replica that took over, and
 the open `Request` is sent again.
 
-A set-up says what is trained, by which rules, and where the tensors lie:
+A set-up sends the layout of the parameters and the rules of the updates, and shares memory:
 
     trainer                          shard 0                     shard k
     SET_UP layout, rules  ─────────▶ the first one makes it so; the others have to say the same
@@ -431,7 +431,7 @@ class Rooms:
         self.weights = self._room(self._weights) if not shared else self.gradients
 
     def show(self, link: Link, partition: Partition) -> None:
-        """Tell a link, or its shard, where gradients and weights lie."""
+        """Give a link, or its shard, the places of gradients and weights."""
         if isinstance(link, TcpLink):
             link.furnish(partition, self.gradients.flats, self.weights.flats)
             return

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, which may be killed, stopped or busy; always reaped."""
+"""Peers in processes that may be killed, stopped or busy; always reaped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Frames that are wrong in every way one can think of, from a peer that has the key.
+"""Frames that are wrong in every way, from a peer that has the key.
 
-A right frame's head describes the frame, so that whoever gets it can tell that it is one that was
-sent. Bodies on a plain connection are left as they are: nothing but TCP watches over those.
+The head of a right frame describes the frame, so that the receiver can check that it was sent.
+Bodies on a plain connection are not changed: only TCP protects those.
 """
 
 from __future__ import annotations

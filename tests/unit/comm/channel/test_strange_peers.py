@@ -1,4 +1,4 @@
-"""Whoever does not belong here is refused with one clear line, and the others notice nothing."""
+"""A peer that does not belong here is refused with one clear line; other peers notice nothing."""
 
 from __future__ import annotations
 
