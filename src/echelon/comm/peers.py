@@ -49,11 +49,11 @@ class Place:
     index: int
     count: int
     host: str = "127.0.0.1"
-    """Of the store."""
+    """Host of the store."""
     port: int = 0
-    """Of the store."""
+    """Port of the store."""
     listener: int | None = None
-    """Member 0, local launch: descriptor of a socket already bound and listening there."""
+    """Descriptor of a socket that already listens there: for member 0 of a local launch."""
     deadline: float = 120.0
     """Seconds a member waits for another before it gives up."""
     served: bool = False

@@ -179,7 +179,7 @@ class Listener:
                 return None
 
     def fileno(self) -> int:
-        """Readable when `accept` has something to do."""
+        """Return a descriptor that is readable when `accept` has something to do."""
         return self._selector.fileno()
 
     def close(self) -> None:

@@ -64,14 +64,19 @@ _ROOM = socket.CMSG_SPACE(_DESCRIPTORS * _INT)
 
 
 class Sender(Protocol):
+    """Turns frames into bytes."""
+
     def send(
         self, kind: int, seq: int, head: bytes, body: list[memoryview], rights: Rights = ()
     ) -> None: ...
+
     def ping(self, kind: int) -> None:
         """Send an empty frame; NoRoom if the socket takes nothing now."""
 
 
 class Receiver(Protocol):
+    """Turns bytes into the head and the body of a frame; `Connection` reads the header."""
+
     def head(self, header: Header, start: bytes) -> bytes:
         """Read the head of a frame; `start` is the header as bytes."""
         ...

@@ -470,7 +470,3 @@ class Tally:
         found["duplicates"] = float(self._fates["done"])
         found["refused"] = float(sum(self._fates[kind] for kind in ("late", "refused", "void")))
         return found
-
-
-# --- room ---
-# Memory for one value per parameter: whole flats, and each parameter's view of them.

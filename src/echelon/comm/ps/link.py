@@ -5,7 +5,7 @@ only messages are sent. `TcpLink` is used between hosts: gradients leave chunk b
 backward, sent by the thread of a `Sender`, and weights come back in chunks, too.
 
 A link asks questions (`ask`, `call`), each with one answer, and takes part in updates (`ready`,
-`push`, `outcome`). A shard that cannot be reached or breaks the protocol raises `LostShard`.
+`push`, `outcome`). Calls raise `LostShard` if the shard cannot be reached or breaks the protocol.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Link:
 
 
 class TcpLink(Link):
-    """A link between hosts: gradients and weights are the trainer's memory and are sent.
+    """A link over TCP: gradients and weights lie in the trainer's own memory and are sent.
 
     Complete chunks leave during backward; the last ones travel in the PUSH message itself.
     """

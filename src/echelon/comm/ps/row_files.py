@@ -158,9 +158,9 @@ class InFile:
 
 
 def scratch(size: int) -> Tensor:
-    """Return memory for a piece of `size` bytes. The system gets it back when it is not used.
+    """Return memory for a piece of `size` bytes, which goes back to the system with its last user.
 
-    The 32 extra lines are for the alignment of columns: see `placed`.
+    It has room to align up to 32 columns: see `placed`.
     """
     room = mmap.mmap(-1, size + 32 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(room, dtype=torch.uint8)

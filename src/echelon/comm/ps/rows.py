@@ -459,13 +459,3 @@ def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, T
         name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
         for name, value in state.items()
     }
-
-
-# --- row_room ---
-# Memory that a trainer shares with a shard of its host, for rows: nothing of them is sent.
-#
-#     area 0   ids ┊ rows            the trainer asks, the shard fills in
-#     area 1   ids ┊ sums ┊ counts   for each table of a push, until it has its fate
-#     area 2, 3   ids ┊ rows         of batches to come, in turn, for each table
-#
-# An area that has become too small is replaced by a larger one.
