@@ -24,7 +24,7 @@ from contextlib import contextmanager
 import torch
 
 from echelon.comm.channel import Address, Connection, Listener, connect
-from echelon.comm.channel.stream import address_of, serve_socket
+from echelon.comm.channel.sockets import address_of, serve_socket
 from echelon.core.errors import PeerError
 
 KEY = bytes(range(32))

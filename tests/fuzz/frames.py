@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 
 from echelon.comm.channel import Address, Listener
-from echelon.comm.channel.stream import address_of, open_socket, serve_socket
+from echelon.comm.channel.sockets import address_of, open_socket, serve_socket
 from echelon.core.errors import PeerError
 from tests.unit.comm.channel.mutants import Wrong, greet, mutated, serve
 

@@ -1,4 +1,4 @@
-"""How members reach each other."""
+"""Groups of members, their collectives and the sums of their gradients."""
 
 from echelon.comm.collectives import Solo
 from echelon.comm.group import Alone, Group

@@ -1,4 +1,9 @@
-"""Gradient buckets: layout, filling, kernels."""
+"""Gradient buckets: where each gradient lies, when a bucket is full, and how buckets are added up.
+
+`plan` puts the gradients into flat buckets, the last parameters first, because backward finishes
+those first. `Filling` is the base of every gradient sum: it copies gradients into the buckets and
+notes which buckets are full. `Divider` and the functions below it do the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +19,15 @@ from torch import Tensor
 
 from echelon.comm.interface import MOST_IN_ROW, Collective
 
-# --- layout ---
-# Which gradient lies where: flat buckets, the last parameters first, as backward fills them.
-
-ALIGN = 64  # bytes: a cache line, so that no two members write the same one
+ALIGN = 64  # bytes: a cache line, so that two members never write to the same line
+PIECE = 256 * 1024
+"""Bytes; fits the second-level cache twice: a piece of this member, and of another one."""
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients of one dtype, one behind the other. No gaps: whatever is in it counts."""
+    """Gradients of one dtype, one behind the other. No gaps: norms include every value in it."""
 
     dtype: torch.dtype
     parameters: tuple[int, ...]
@@ -35,7 +40,10 @@ class Bucket:
 
 
 def plan(parameters: Sequence[Tensor], limit: int) -> list[Bucket]:
-    """Buckets of at most `limit` bytes, or of one larger parameter, in the order they get full."""
+    """Return buckets of at most `limit` bytes, in the order in which backward fills them.
+
+    A parameter of more than `limit` bytes has a bucket of its own.
+    """
     buckets: list[Bucket] = []
     filling: dict[torch.dtype, list[int]] = {}
     for at in reversed(range(len(parameters))):
@@ -56,8 +64,23 @@ def _bucket(parameters: Sequence[Tensor], held: Sequence[int]) -> Bucket:
     return Bucket(parameters[held[0]].dtype, tuple(held), tuple(offsets), size)
 
 
+def views(
+    parameters: Sequence[Tensor], buckets: Sequence[Bucket], flats: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return each parameter's place in the buckets, shaped and strided like the parameter."""
+    found: dict[int, Tensor] = {}
+    for bucket, flat in zip(buckets, flats, strict=True):
+        for at, offset in zip(bucket.parameters, bucket.offsets, strict=True):
+            like = torch.empty_like(
+                parameters[at], device="meta"
+            )  # dense, even if the parameter is not
+            start = flat.storage_offset() + offset
+            found[at] = flat.as_strided(like.shape, like.stride(), start)
+    return [found[at] for at in range(len(parameters))]
+
+
 def carve(memory: Tensor, buckets: Sequence[Bucket]) -> list[Tensor]:
-    """Each bucket's place in bytes of memory, one behind the other."""
+    """Divide bytes of memory among the buckets, one behind the other."""
     flats, start = [], 0
     for bucket in buckets:
         stop = start + bucket.size * bucket.dtype.itemsize
@@ -70,21 +93,8 @@ def total_bytes(buckets: Sequence[Bucket]) -> int:
     return sum(bucket.bytes for bucket in buckets)
 
 
-def views(
-    parameters: Sequence[Tensor], buckets: Sequence[Bucket], flats: Sequence[Tensor]
-) -> list[Tensor]:
-    """Per parameter, its place in the buckets, shaped and strided like it."""
-    found: dict[int, Tensor] = {}
-    for bucket, flat in zip(buckets, flats, strict=True):
-        for at, offset in zip(bucket.parameters, bucket.offsets, strict=True):
-            like = torch.empty_like(parameters[at], device="meta")  # dense, even if it is not
-            start = flat.storage_offset() + offset
-            found[at] = flat.as_strided(like.shape, like.stride(), start)
-    return [found[at] for at in range(len(parameters))]
-
-
 def slices(size: int, itemsize: int, parts: int) -> list[slice]:
-    """`size` elements cut into even parts at the ends of cache lines; small ones may be empty."""
+    """Cut `size` elements into even parts at cache lines; parts of a small tensor may be empty."""
     line = ALIGN // itemsize
     lines = -(-size // line)
     cuts = [min(lines * part // parts * line, size) for part in range(parts + 1)]
@@ -92,6 +102,7 @@ def slices(size: int, itemsize: int, parts: int) -> list[slice]:
 
 
 def pieces(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Cut [start, stop) into slices of `step` elements; the last one may be shorter."""
     for first in range(start, stop, step):
         yield slice(first, min(first + step, stop))
 
@@ -100,12 +111,12 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-# --- filling ---
-# What every sum of gradients has in common: gradients arrive, buckets get full.
-
-
 class Filling:
-    """One member's gradients of one update, and which of them are there."""
+    """One member's gradients of one update, and which of them have arrived.
+
+    The base class of the gradient sums. A subclass provides `slots`, and overrides the hooks at the
+    end of the class for what it does when an update begins or buckets get full.
+    """
 
     slots: list[Tensor]
 
@@ -119,7 +130,7 @@ class Filling:
         self._lacking: list[int] = []
         self._seen = bytearray(parameters)
         self._row: list[float] = []
-        self._full = 0  # so many buckets are, from the first one on
+        self._full = 0  # buckets that are full, counted from the first one without a gap
         self._update = 0
         self._running = self._entered = False
 
@@ -160,6 +171,9 @@ class Filling:
         else:
             self._put_whole(cast("Sequence[Tensor]", gradients))
 
+    def release(self) -> None:
+        """Do nothing: other members do not read these results."""
+
     def _put_whole(self, gradients: Sequence[Tensor]) -> None:
         slots = self.slots
         for number, bucket in enumerate(self._buckets):
@@ -180,7 +194,7 @@ class Filling:
             self._advance()
 
     def _fill_rest(self) -> list[int]:
-        """Zeros where no gradient came; returns where that was."""
+        """Write zeros where no gradient came, and return the parameters concerned."""
         self._check()
         assert self._running, "finish before begin"
         self._running = False
@@ -200,7 +214,7 @@ class Filling:
         return absent
 
     def _advance(self) -> None:
-        """A bucket got full: tell how many are, from the first one on."""
+        """Count the full buckets again, and call `_filled` if there are more."""
         full = self._full
         while full < len(self._buckets) and not self._lacking[full]:
             full += 1
@@ -208,11 +222,11 @@ class Filling:
             self._full = full
             self._filled(full)
 
-    def release(self) -> None:
-        """Nobody else reads these results."""
-
     def _missing(self, collective: Collective, absent: Sequence[int], lacking: float) -> list[int]:
-        """Parameters without a gradient everywhere. `lacking`: so many members lack some."""
+        """Return the parameters that no member has a gradient for.
+
+        `lacking` is the number of members that lack some gradient.
+        """
         if lacking < collective.count:
             return []
         had = torch.ones(len(self._seen), dtype=torch.int64)
@@ -222,32 +236,27 @@ class Filling:
         return [at for at, members in enumerate(had.tolist()) if members == 0]
 
     def _check(self) -> None:
-        """Raise if the others cannot be reached any more."""
+        """Raise if the other members cannot be reached any more."""
 
     def _begun(self) -> None:
-        """An update begins."""
+        """Called when an update begins."""
 
     def _enter(self) -> None:
-        """Before the first gradient is written."""
+        """Called before the first gradient of an update is written."""
         self._entered = True
 
     def _absent(self, absent: Sequence[int]) -> None:
-        """Before the last buckets are declared full: these parameters have no gradient here."""
+        """Called with the parameters without a gradient here, before the last `_filled`."""
 
     def _filled(self, buckets: int) -> None:
-        """So many buckets are full, from the first one on."""
+        """Called when the first `buckets` buckets are full."""
 
 
-# --- kernels ---
-# Adding up, dividing and checking gradients, piece by piece while a piece is in the cache.
-
-PIECE = 256 * 1024
-"""Bytes; fits the second-level cache with as many bytes of another member."""
-_LARGEST = torch.finfo(torch.float32).max
+# Kernels. They work on one piece at a time, while it is in the cache.
 
 
 class Divider:
-    """Divides tensors by a number and remembers whether all that came out was finite."""
+    """Division of tensors by a number, remembering whether all results were finite."""
 
     def __init__(self, device: torch.device) -> None:
         self._flag = torch.zeros((), device=device)
@@ -263,14 +272,14 @@ class Divider:
             self._factor.fill_(factor if abs(factor) <= _LARGEST else math.inf)
 
     def finite(self) -> bool:
-        """Of everything divided since the last call."""
+        """Return whether everything divided since the last call was finite."""
         if self._flag.item() == 0:
             return math.isfinite(self._divisor)
         self._flag.zero_()
         return False
 
     def divide_(self, tensor: Tensor) -> None:
-        """A divisor of 0 (no member had any weight) gives zeros."""
+        """Divide in place. A divisor of 0 (no member had any weight) gives zeros."""
         if self._divisor == 0:
             tensor.zero_()
         elif tensor.dtype == torch.float32:
@@ -282,7 +291,7 @@ class Divider:
             self._multiply_(tensor, self._one)
 
     def mean_(self, total: Tensor, parts: Sequence[Tensor]) -> None:
-        """`total` = Σ parts / divisor; the first part may be `total` itself."""
+        """Write Σ parts / divisor to `total`, which may be the first part itself."""
         if total.dtype.itemsize >= 4:
             add_up_(total, parts)
             self.divide_(total)
@@ -296,14 +305,14 @@ class Divider:
         self._multiply_(total, self._one)
 
     def sum_(self, total: Tensor, parts: Sequence[Tensor]) -> None:
-        """`total` = Σ parts, halves added up in single precision."""
+        """Write Σ parts to `total`; half precision is added up in single precision."""
         if total.dtype.itemsize >= 4:
             add_up_(total, parts)
         else:
             total.copy_(self._single(parts))
 
     def _single(self, parts: Sequence[Tensor]) -> Tensor:
-        """Σ parts of halves in single precision: free, as a piece does not leave the cache."""
+        """Add up half-precision parts in single precision: free, as a piece stays in the cache."""
         if self._scratch.numel() < parts[0].numel():
             with torch.inference_mode(False):  # an evaluation may come first, updates use it too
                 self._scratch = self._scratch.new_empty(parts[0].numel())
@@ -316,7 +325,7 @@ class Divider:
 
 
 def add_up_(total: Tensor, parts: Sequence[Tensor]) -> None:
-    """In the order of `parts`; the first may be `total` itself."""
+    """Write Σ parts to `total`, adding in their order; the first may be `total` itself."""
     if total is parts[0]:
         rest = parts[1:]
     elif len(parts) == 1:
@@ -330,9 +339,10 @@ def add_up_(total: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def square_sum(tensors: Sequence[Tensor]) -> float:
-    """Σ of squares, in double precision but for what is inside of one piece.
+    """Return Σ of squares, added up in double precision except inside a piece.
 
-    torch adds up a tensor in its own precision: a few million equal values are off by 1e-3.
+    torch adds up a tensor in the tensor's own precision: over a few million equal values that is
+    off by 1e-3.
     """
     total = 0.0
     for low in (True, False):

@@ -1,4 +1,28 @@
-"""Three reduction algorithms."""
+"""The three implementations of `GradientSum`, by where the gradients are added up.
+
+`PrivateSum` sums buckets over a process group. The other two are for members of one host and add up
+gradients in shared memory:
+
+`SmallSum`, for few gradients: every member adds up everything, with one meeting per update. Each
+member has two buffers and fills them in turn, so that it never waits before it writes: a member
+that begins update 9 has met all others at update 8, when they were done with the buffers of 7.
+
+`SlicedSum`, for many gradients: each member adds up its slice of every bucket, where they lie.
+
+    member 0:  [ 0 0 0 | 0 0 0 ]   each member's gradients in a segment of its own
+    member 1:  [ 1 1 1 | 1 1 1 ]
+                  ↓        ↓
+    member 0:  [ Σ Σ Σ | Σ Σ Σ ]   added up in member 0's segment, slice by slice:
+                 by 0     by 1     by member 0 and by member 1 at the same time
+
+A bucket is reduced by its owners as soon as all members have filled it, mostly while backward goes
+on. The results lie in member 0's segment, so member 0 writes no gradient of the next update before
+all members have released these results. They do so after their optimizer step, a forward pass
+before member 0 has to write.
+
+Between hosts, members of the same place within their host add up their slices over the network. On
+a host with more members than the smallest host, some members own no slice.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +55,28 @@ if TYPE_CHECKING:
     from echelon.comm.process_group import Wire
 
 
-# --- private ---
-# Gradients in memory of one's own, added up over the wire bucket by bucket, if there is one.
-
-BUCKET = 25 * 1024 * 1024
-"""As in DDP: a message between hosts should be worth its round trip."""
+NETWORK_BUCKET = 25 * 1024 * 1024
+"""Bytes of a bucket that travels between hosts, as in DDP: worth its round trip."""
+SHARED_BUCKET = 4 * 1024 * 1024
+"""Bytes of a bucket in shared memory."""
+SMALL = 128 * 1024
+"""Bytes of all gradients up to which `SmallSum` is faster than `SlicedSum`."""
+_TOTALS = 32  # where in a row of the board the totals begin, behind the row given to `begin`
+assert MOST_IN_ROW < _TOTALS
 
 
 class PrivateSum(Filling):
-    """Halves are added up as what they are, like in DDP: twice the bytes would cost more."""
+    """Gradients in this member's own memory, summed bucket by bucket over `wire`, if there is one.
+
+    Half precision is summed in half precision, as in DDP: float32 would double the bytes to send.
+    """
 
     shared = False
 
     def __init__(
         self, collective: Collective, parameters: Sequence[Tensor], wire: Wire | None = None
     ) -> None:
-        super().__init__(len(parameters), plan(parameters, BUCKET))
+        super().__init__(len(parameters), plan(parameters, NETWORK_BUCKET))
         self._collective, self._wire = collective, wire
         device = parameters[0].device
         self._divider = Divider(device)
@@ -59,9 +89,10 @@ class PrivateSum(Filling):
         absent = self._fill_rest()
         mine = [float(bool(absent)), *self._row]
         rows = [mine] if self._wire is None else self._wire.gather(mine)
-        lacking, *row = [sum(column) for column in zip(*rows, strict=True)]
-        for work in self._works:
-            self._end(work)
+        lacking, *row = _column_sums(rows)
+        if self._wire is not None:
+            for work in self._works:
+                self._wire.end(work)
         self._works.clear()
         self._divider.set(row[0])
         for flat in self._flats:
@@ -77,7 +108,8 @@ class PrivateSum(Filling):
             flat.clamp_(-limit, limit)
 
     def norm(self) -> float:
-        """Each member measures a slice: processors that differ may round differently."""
+        # Each member measures a slice: all members get the same bits, although their processors may
+        # differ and round differently.
         count, index = self._collective.count, self._collective.index
         mine = [flat[slices(flat.numel(), flat.itemsize, count)[index]] for flat in self._flats]
         return math.sqrt(self._collective.sum([square_sum(mine)])[0])
@@ -101,23 +133,9 @@ class PrivateSum(Filling):
             self._works.append(self._wire.begin_sum(flat))
         self._sent = buckets
 
-    def _end(self, work: Work) -> None:
-        assert self._wire is not None
-        self._wire.end(work)
-
-
-# --- small ---
-# Few gradients: everybody adds up everything, with one meeting per update.
-#
-# Each member has two buffers and fills them in turn, so that nobody has to wait before writing:
-# whoever begins update 9 has met all others at update 8, when they were done with those of 7.
-
-SMALL = 128 * 1024
-"""Bytes of all gradients up to which this is the faster way."""
-
 
 class SmallSum(Filling):
-    """`memory`: two buffers for each member of the board."""
+    """Few gradients of members of one host. `memory` is two buffers for each member."""
 
     shared = False
 
@@ -149,8 +167,7 @@ class SmallSum(Filling):
         board.write(UPDATES + parity, [float(bool(absent)), *self._row])
         board.post(READY, self._update)
         board.wait(READY, self._update, "its gradients of update {} were awaited", self._update)
-        rows = board.read(UPDATES + parity, len(self._row) + 1)
-        lacking, *row = [sum(column) for column in zip(*rows, strict=True)]
+        lacking, *row = _column_sums(board.read(UPDATES + parity, len(self._row) + 1))
         self._divider.set(row[0])
         for total, parts in zip(self._totals, self._parts[parity], strict=True):
             self._divider.mean_(total, parts)
@@ -178,38 +195,12 @@ class SmallSum(Filling):
         self.slots = self._places[self._update & 1]
 
 
-# --- sliced ---
-# Many gradients: each member adds up its slice of every bucket, where they lie.
-#
-#     member 0:  [ 0 0 0 | 0 0 0 ]   each member's gradients in a segment of its own
-#     member 1:  [ 1 1 1 | 1 1 1 ]
-#                   ↓        ↓
-#     member 0:  [ Σ Σ Σ | Σ Σ Σ ]   added up in the first one's, slice by slice:
-#                  by 0     by 1     by member 0 and by member 1 at the same time
-#
-# A bucket is reduced by its owners as soon as all members have filled it, mostly while backward
-# goes on. The results lie in member 0's segment, so member 0 writes no gradient of the next update
-# before all have released these results. They do so when their step is made: a forward pass
-# earlier.
-#
-# Between hosts, members of the same place within their host add up their slices over the wire. A
-# host with more members than another has some that own no slice.
-
-SLICED_BUCKET = 4 * 1024 * 1024
-_TOTALS = 32  # where in a row of the board an owner leaves what it found
-assert MOST_IN_ROW < _TOTALS
-
-
-class Averaging(Collective, Protocol):
-    """A collective that has sliced sums."""
-
-    def agree(self, share: float, board: Board) -> float:
-        """Σ of what the owners found, the same bits everywhere."""
-        ...
-
-
 class SlicedSum(Filling):
-    """`memory`: a segment for each member of the board. `outer`: to the same slice elsewhere."""
+    """Many gradients of members of one host, and of several hosts if there is an `outer`.
+
+    `memory` is one segment for each member of the board. The first `owners` members own a slice of
+    every bucket; `outer` connects this one to the owners of the same slice on the other hosts.
+    """
 
     shared = True
 
@@ -250,7 +241,12 @@ class SlicedSum(Filling):
         board.wait(
             REDUCED, self._update, "its part of the sum of update {} was awaited", self._update
         )
-        return self._sums(absent)
+        # Member 0's totals count: a member that owns no slice has only those of its own host.
+        # `finite` covers each member's own slices.
+        found = board.read(self._shelf, len(self._row) + 2, _TOTALS)
+        lacking, *row = found[0][1:]
+        finite = all(line[0] for line in found)
+        return Sums(row, finite, self._missing(self._collective, absent, lacking))
 
     def release(self) -> None:
         self._board.post(FREED, self._update)
@@ -276,7 +272,7 @@ class SlicedSum(Filling):
         self.results, self.slots = [], []
 
     def _slice(self, flats: Sequence[Tensor], owners: int) -> list[Tensor]:
-        """This member's part of one bucket, in every segment."""
+        """Return this member's slice of one bucket, in every segment; empty if it owns none."""
         if self._board.index >= owners:
             return [flat[:0] for flat in flats]
         mine = slices(flats[0].numel(), flats[0].itemsize, owners)[self._board.index]
@@ -307,7 +303,7 @@ class SlicedSum(Filling):
         self._reduce()
 
     def _reduce(self) -> None:
-        """Whatever all have filled by now."""
+        """Reduce the buckets that all members have filled by now."""
         ready = min(self._board.least(READY) - self._base, len(self._buckets))
         if self._reduced == 0 and ready > 0 and not self._across:
             self._divider.set(sum(row[1] for row in self._board.read(self._shelf, 2)))
@@ -326,7 +322,7 @@ class SlicedSum(Filling):
             self._works.append(self._outer.begin_sum(self._owned[number][0]))
 
     def _settle(self) -> None:
-        """What is left to do once all slices of this host are added up."""
+        """Finish this member's slices, once they are summed on this host, and write the totals."""
         rows = self._board.read(self._shelf, len(self._row) + 1)
         if self._outer is not None:
             rows = self._outer.gather(_column_sums(rows))
@@ -341,12 +337,13 @@ class SlicedSum(Filling):
                     self._divider.divide_(total)
         self._board.write(self._shelf, [float(self._divider.finite()), *totals], _TOTALS)
 
-    def _sums(self, absent: Sequence[int]) -> Sums:
-        """As the owners found it; a member that owns nothing sees what the first one found."""
-        found = self._board.read(self._shelf, len(self._row) + 2, _TOTALS)
-        lacking, *row = found[0][1:]
-        finite = all(line[0] for line in found)
-        return Sums(row, finite, self._missing(self._collective, absent, lacking))
+
+class Averaging(Collective, Protocol):
+    """A collective that makes sliced sums."""
+
+    def agree(self, share: float, board: Board) -> float:
+        """Return Σ over the owners of their shares, with the same bits on every member."""
+        ...
 
 
 def _pieces(parts: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:

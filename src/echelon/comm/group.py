@@ -1,4 +1,9 @@
-"""Group, SoloGroup."""
+"""`Group`: the members of a run whose number is fixed, and the connections between them.
+
+Members find each other through torch's store (`peers.Rendezvous`), exchange who and where they are
+(`peers.Peer`), and then make collectives of all or some members. A collective takes the fastest
+way that its members have in common: see `echelon.comm.collectives`. `Alone` is the group of one.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +29,12 @@ if TYPE_CHECKING:
     from echelon.comm.process_group import TorchWorld
 
 
-# --- alone ---
-# The group of one.
-
-
-def unwatched(_step: int, _doing: str) -> None:
-    """The pulse of a member that nobody watches over."""
-
-
-def unheard(_text: str) -> None:
-    """Nobody is there to be told."""
+_LINGER = 1.0  # seconds that member 0 serves the store after it is done, for the others
+_CPU = torch.device("cpu")
 
 
 class Fixed:
-    """Members that are always the same."""
+    """The part of `core.interfaces.Comm` that does nothing while the members never change."""
 
     elastic = False
     met = True
@@ -53,42 +50,28 @@ class Fixed:
         raise lost
 
     def report(self, records: Sequence[Sequence[int]]) -> None:
-        """There is no coordinator: member 0 keeps the journal."""
+        """Do nothing: without a coordinator, member 0 writes the journal itself."""
 
     def alone(self) -> None:
-        """They are as they are."""
+        """Do nothing: there is no other generation to wait for."""
 
     def on_record(self, version: int) -> bool | None:  # noqa: ARG002
-        """Member 0 writes the journal before it saves."""
+        """Return True: member 0 writes the journal before it saves a checkpoint."""
         return True
 
     def rolled_back(self, version: int, why: str) -> None:
-        """As above."""
+        """Do nothing: there is no coordinator to inform."""
 
     def divided(self, version: int, shares: Sequence[float]) -> None:
-        """As above."""
-
-
-class Alone(Fixed):
-    """A member without others."""
-
-    index = 0
-    count = 1
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-# --- group ---
-# The members of a run, and the ways between them.
-
-_LINGER = 1.0  # seconds the store is served for those who still need it
-_CPU = torch.device("cpu")
+        """Do nothing: there is no coordinator to inform."""
 
 
 class Group(Fixed):
-    """This member among all of them. `host` overrides what this host is known as; with `halt`
-    another thread ends all waiting."""
+    """This member of a run, connected to all others.
+
+    `host` overrides the name of this host: members of the same host share memory. Through `halt`
+    another thread ends all waiting.
+    """
 
     def __init__(self, place: Place, *, host: str | None = None, halt: Halt | None = None) -> None:
         super().__init__()
@@ -111,7 +94,10 @@ class Group(Fixed):
     def collective(
         self, members: Sequence[int] | None = None, *, device: torch.device = _CPU
     ) -> Collective:
-        """Called by exactly these members, in the same order of calls."""
+        """Make a collective of these members (default: all).
+
+        Exactly these members call it, each in the same order of calls.
+        """
         chosen = tuple(range(self.count) if members is None else members)
         assert self.index in chosen, f"member {self.index} is not among {chosen}"
         made = self._make(chosen, device)
@@ -119,7 +105,7 @@ class Group(Fixed):
         return made
 
     def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
-        """All members as a grid, the first axis outermost; called by all."""
+        """Return all members as a grid, the first axis outermost. All members call it."""
         from echelon.comm.process_group import TorchWorld  # heavy, and needed by few
 
         if self._world is None:
@@ -127,14 +113,14 @@ class Group(Fixed):
         return self._world.mesh(axes)
 
     def cut(self) -> None:
-        """Let nobody wait in torch's own connections any more; may be called by another thread."""
+        """Break torch's own connections, so that no wait in them lasts. From any thread."""
         world = self._world
         if world is not None:
             world.cut()
 
     def close(self) -> None:
-        """Each thing is closed even if another cannot be. A fork of a member is no member."""
-        if os.getpid() != self._pid:
+        """Leave the group. Everything is closed even if closing something else fails."""
+        if os.getpid() != self._pid:  # a fork, such as a loader's worker, is not a member
             return
         with contextlib.ExitStack() as last:
             last.callback(self._watch.close)
@@ -199,8 +185,11 @@ class Group(Fixed):
         return self._meeting
 
     def _part(self, meeting: Rendezvous) -> None:
-        """Whoever serves the store stays a moment for members that are still reading from it."""
-        with contextlib.suppress(PeerError):  # whoever served it has gone first
+        """Say goodbye; member 0, if it serves the store, waits until the others have done so.
+
+        Others may still be reading from the store, which ends with the process that serves it.
+        """
+        with contextlib.suppress(PeerError):  # the process that serves the store has ended first
             meeting.say(f"parted/{self.index}")
             others = self._peers if self._serves else []
             deadline = time.monotonic() + _LINGER
@@ -212,11 +201,30 @@ class Group(Fixed):
 
 
 def _by_host(peers: Sequence[Peer]) -> list[list[int]]:
-    """Places of the members that may share memory, hosts in the order they first appear.
+    """Group the places of members that may share memory, hosts in order of first appearance.
 
-    The same for all, so that all take the same way: machines of several kinds may be among them.
+    All members get the same result, so that all choose the same kind of collective, even where only
+    some machines show stores in order.
     """
     hosts: dict[str | int, list[int]] = {}
     for place, peer in enumerate(peers):
         hosts.setdefault(peer.host if peer.ordered else peer.index, []).append(place)
     return list(hosts.values())
+
+
+class Alone(Fixed):
+    """The group of one member."""
+
+    index = 0
+    count = 1
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def unwatched(_step: int, _doing: str) -> None:
+    """Ignore a heartbeat: no process watches over this member."""
+
+
+def unheard(_text: str) -> None:
+    """Ignore a notice: there is no coordinator to send it to."""

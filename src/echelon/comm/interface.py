@@ -1,4 +1,10 @@
-"""Collective, GradientSum, packing."""
+"""Interfaces of collective operations, however the members are connected.
+
+A `Collective` is a fixed set of members that make the same calls in the same order. Its
+`gradients(parameters)` makes a `GradientSum`, which averages the members' gradients once per update
+and returns `Sums`. `echelon.comm.collectives` and `echelon.comm.gradient_sum` implement both, with
+the packing functions at the end of this file.
+"""
 
 from __future__ import annotations
 
@@ -9,90 +15,29 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# --- interface ---
-# What members of a collective can do together, however they are connected.
-
-MOST_VALUES = 64
-MOST_IN_ROW = 16
-
-
-@dataclass(slots=True)
-class Sums:
-    """What the members agree on after an update's gradients met."""
-
-    row: list[float]
-    """Σ over members of what they gave to `begin`."""
-    finite: bool
-    """Whether every value of every result is."""
-    missing: list[int] = field(default_factory=list)
-    """Parameters that no member had a gradient for."""
-
-
-class GradientSum(Protocol):
-    """Where the members' gradients meet: flat buckets, the last parameters first.
-
-    begin → put … put (or put_all) → finish → scale_, norm, clamp_ as needed → release → begin …
-    """
-
-    results: list[Tensor]
-    """Per parameter, shaped and strided like it; the mean is found here after `finish`, and is
-    good until `release`. May be shared with other members: read only."""
-    shared: bool
-    """Whether `results` is memory others read too."""
-    slots: list[Tensor]
-    """Per parameter, where `put` copies to, from `begin` to `finish`. A gradient that was written
-    there in the first place is put without a copy."""
-
-    def begin(self, row: Sequence[float]) -> None:
-        """Before the update's last backward. `row[0]` is this member's share of the divisor; the
-        rest is summed for whoever asks. At most 16 values, as many on every member."""
-        ...
-
-    def put(self, at: int, gradient: Tensor) -> None:
-        """The gradient of parameter `at` is final. Never waits for gradients of others."""
-        ...
-
-    def put_all(self, gradients: Sequence[Tensor | None]) -> None:
-        """All at once. None, as not being put at all, counts as zero."""
-        ...
-
-    def finish(self) -> Sums:
-        """Wait for all. (Σ gradient) / (Σ row[0]) is then in `results`; zeros if Σ row[0] is 0."""
-        ...
-
-    def release(self) -> None:
-        """This member has read the results. The next `begin` says so too, later than need be."""
-        ...
-
-    def scale_(self, factor: float) -> None:
-        """Multiply all results. Nobody may be reading them; called by all members."""
-        ...
-
-    def norm(self) -> float:
-        """The 2-norm of all results as one vector, the same bits everywhere."""
-        ...
-
-    def clamp_(self, limit: float) -> None:
-        """Bring every value into [-limit, limit]; as `scale_`."""
-        ...
+MOST_VALUES = 64  # of one `Collective.sum`
+MOST_IN_ROW = 16  # of one `GradientSum.begin`
 
 
 class Collective(Protocol):
-    """Members that call the same things in the same order."""
+    """A fixed set of members that make the same calls in the same order."""
 
     index: int
     count: int
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """At most 64 values, summed in float64; the same bits everywhere."""
+        """Return the sums over all members, in float64 and with the same bits everywhere.
+
+        At most `MOST_VALUES` values, as many on every member.
+        """
         ...
 
     def sum_(self, tensor: Tensor) -> None:
-        """Any size, floating or int64, in place."""
+        """Sum a tensor over all members in place: any size, floating point or int64."""
         ...
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """What the member `source` holds, everywhere."""
+        """Overwrite every member's tensors with those of member `source`."""
         ...
 
     def barrier(self) -> None: ...
@@ -102,26 +47,93 @@ class Collective(Protocol):
     def close(self) -> None: ...
 
 
-# --- packing ---
-# Tensors as bytes, packed into loads of limited size.
+class GradientSum(Protocol):
+    """The mean of all members' gradients, summed in flat buckets, the last parameters first.
 
-Load = list[tuple[int, Tensor]]
-"""(Offset in the load, bytes)."""
+    begin → put … put (or put_all) → finish → scale_, norm, clamp_ as needed → release → begin …
+    """
+
+    results: list[Tensor]
+    """Per parameter, shaped and strided like it: the mean, valid from `finish` to `release`. Read
+    only, since other members may share this memory."""
+    shared: bool
+    """Whether other members read the memory of `results`, too."""
+    slots: list[Tensor]
+    """Per parameter, where `put` copies to, from `begin` to `finish`. `put` of a gradient that was
+    written there in the first place copies nothing."""
+
+    def begin(self, row: Sequence[float]) -> None:
+        """Start an update, before its last backward pass.
+
+        `row[0]` is this member's share of the divisor; the other values are summed along and
+        returned by `finish`. At most `MOST_IN_ROW` values, as many on every member.
+        """
+        ...
+
+    def put(self, at: int, gradient: Tensor) -> None:
+        """Hand in the final gradient of parameter `at`. Never waits for gradients of others."""
+        ...
+
+    def put_all(self, gradients: Sequence[Tensor | None]) -> None:
+        """Hand in all gradients at once. None, like a gradient never put, counts as zero."""
+        ...
+
+    def finish(self) -> Sums:
+        """Wait for all members, then leave (Σ gradient) / (Σ row[0]) in `results`.
+
+        Zeros if Σ row[0] is 0.
+        """
+        ...
+
+    def release(self) -> None:
+        """Say that this member has read the results. The next `begin` says so too, only later."""
+        ...
+
+    def scale_(self, factor: float) -> None:
+        """Multiply all results. Called by all members, while none of them reads the results."""
+        ...
+
+    def norm(self) -> float:
+        """Return the 2-norm of all results as one vector, with the same bits everywhere."""
+        ...
+
+    def clamp_(self, limit: float) -> None:
+        """Clamp all results to [-limit, limit]. Called under the same conditions as `scale_`."""
+        ...
+
+
+@dataclass(slots=True)
+class Sums:
+    """What `GradientSum.finish` returns: the same on every member."""
+
+    row: list[float]
+    """Σ over members of the rows that they gave to `begin`."""
+    finite: bool
+    """Whether every value of every result is finite."""
+    missing: list[int] = field(default_factory=list)
+    """Parameters that no member had a gradient for."""
+
+
+# Packing tensors as bytes into loads of limited size, so that small ones travel together
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its values in a row: the same memory if it is contiguous, else a copy."""
+    """Return a tensor's values as one row: the same memory if it is contiguous, else a copy."""
     return tensor.detach().contiguous().view(-1)
 
 
 def put_back(tensor: Tensor, values: Tensor) -> None:
-    """Undo `flat`."""
+    """Write the values of `flat(tensor)` back, if that was a copy."""
     if not tensor.is_contiguous():
         tensor.detach().copy_(values.view(tensor.shape))
 
 
+Load = list[tuple[int, Tensor]]
+"""Pieces that travel together: (offset in the load, bytes)."""
+
+
 def loads(flats: Sequence[Tensor], capacity: int) -> Iterator[Load]:
-    """All bytes in order, cut where a load is full."""
+    """Cut the bytes of all tensors, in order, into loads of at most `capacity` bytes."""
     load: Load = []
     used = 0
     for values in flats:

@@ -1,4 +1,10 @@
-"""Peers, hosts, rendezvous store, bounded native calls."""
+"""How members of a group meet, and how they notice that one of them has ended.
+
+`Place` says which member this process is and where the store is. `Rendezvous` is that store:
+torch's key-value store over TCP, with waits that can be interrupted. Through it the members
+exchange who and where they are (`Peer`). Afterwards `Watch` notices when a process of this host
+ends, and `Halt` lets another thread end all waiting.
+"""
 
 from __future__ import annotations
 
@@ -21,196 +27,49 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from echelon.core.errors import PeerError, UserError, unknown
 
-# --- peers ---
-# Who the members are, and whether they still live.
+# Seconds.
+GRACE = 1.0  # beyond torch's own deadline, because torch's error says more than a TimeoutError
+_SETTLE = 0.25  # between a closed connection and the end of the process that closed it
+_PAUSE = 0.0005  # between the first looks for a key; the pauses grow
+_LONGEST_PAUSE = 0.02
+_CONNECT = 1.0  # for one attempt to connect to the store
+_SERVED = 5.0  # to wait for a store that another process serves: it starts before the members
 
-_SETTLE = 0.25  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A member as it introduced itself."""
-
-    index: int
-    pid: int
-    host: str
-    """The same for two members if and only if one finds the other's pid and memory."""
-    ordered: bool = True
-    """Whether its machine shows stores to others in the order they were made."""
-    address: str = ""
-    """Its own, on the way to the store."""
-    store: str = ""
-    """The store's, as seen from there."""
-
-    def __str__(self) -> str:
-        return f"member {self.index} (pid {self.pid})"
-
-    def line(self) -> str:
-        return f"{self.pid} {int(self.ordered)} {self.address} {self.store} {self.host}"
-
-    @classmethod
-    def read(cls, index: int, line: str) -> Peer:
-        pid, ordered, address, store, host = line.split(" ", 4)
-        return cls(index, int(pid), host, ordered == "1", address, store)
-
-
-def this_host() -> str:
-    """Host, boot and pid namespace: two containers of one machine are two hosts."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
-
-
-def is_ordered() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
-
-
-def outward(mine: Peer, peers: Iterable[Peer]) -> str:
-    """Where members of other hosts reach this one.
-
-    On the store's own host its name may mean loopback, as it does on a fresh Debian; there the
-    address is the one by which the others found the store.
-    """
-    if is_loopback(mine.address):
-        for peer in peers:
-            if peer.host != mine.host and not is_loopback(peer.store):
-                return peer.store
-    return mine.address
-
-
-@dataclass(slots=True)
-class Halt:
-    """A word from another thread: nobody is to be waited for any more."""
-
-    why: str | None = None
-
-
-class Watch:
-    """Tells when a process of this host has ended, be it reaped or not.
-
-    A pidfd stays with its process, where the number alone may come to mean another one.
-    """
-
-    def __init__(self, peers: Iterable[Peer], halt: Halt | None = None) -> None:
-        self.halt = halt or Halt()
-        self._handles: dict[int, int | None] = {}
-        for peer in peers:
-            try:
-                self._handles[peer.index] = os.pidfd_open(peer.pid)
-            except ProcessLookupError:
-                self._handles[peer.index] = None
-
-    def ended(self, peer: Peer) -> bool:
-        """False too for a member of another host, of which nothing is known."""
-        if peer.index not in self._handles:
-            return False
-        handle = self._handles[peer.index]
-        if handle is None:
-            return True
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def settle(self, peers: Sequence[Peer]) -> list[Peer]:
-        """Who of these has ended, given a moment: a process that dies closes its sockets first."""
-        deadline = time.monotonic() + _SETTLE
-        watched = [peer for peer in peers if peer.index in self._handles]
-        while watched and time.monotonic() < deadline:
-            if ended := [peer for peer in watched if self.ended(peer)]:
-                return ended
-            time.sleep(_SETTLE / 50)
-        return []
-
-    def close(self) -> None:
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            if handle is not None:
-                os.close(handle)
-
-
-# --- network ---
-# Which of this host's addresses is which.
-
+# Words in torch's errors when another member is gone; there is no class for these errors.
+_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "lo"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it is an address, and one that never leaves its host."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name
-        return False
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has this address; None if none is known to."""
-    if is_loopback(address):
-        return _LOOPBACK
-    wanted = ipaddress.ip_address(address)
-    if wanted.version == 6:
-        return _of_six(wanted.packed.hex())
-    return next((name for _, name in socket.if_nameindex() if _four(name) == address), None)
-
-
-def _four(interface: str) -> str | None:
-    request = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
-        except OSError:  # it has none
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _of_six(digits: str) -> str | None:
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except FileNotFoundError:  # a kernel without it
-        return None
-    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)
-
-
-# --- place ---
-# Where a member stands.
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a member stands: which of how many, and how the others are found."""
+    """Which member this is, of how many, and where it finds the others."""
 
     index: int
     count: int
     host: str = "127.0.0.1"
-    """Of the store."""
+    """Host of the store."""
     port: int = 0
-    """Of the store."""
+    """Port of the store."""
     listener: int | None = None
-    """Member 0, local launch: descriptor of a socket already bound and listening there."""
+    """Descriptor of a socket that already listens there: for member 0 of a local launch."""
     deadline: float = 120.0
     """Seconds a member waits for another before it gives up."""
     served: bool = False
-    """Somebody else, such as torchrun's agent, serves the store."""
+    """Whether another process, such as torchrun's agent, serves the store."""
     name: str = "echelon"
-    """Set apart from what else is in the store, such as an earlier try of the same run."""
+    """Prefix of all keys, different from those of an earlier attempt of the same run."""
     interface: str | None = None
-    """Of the network, or several with commas between: where others reach this member. None: the
-    one on the way to the store."""
-
-
-# --- rendezvous ---
-# Where members find each other: torch's store over TCP, with waits that can be interrupted.
-
-_PAUSE = 0.0005
-_LONGEST_PAUSE = 0.02
-_CONNECT = 1.0
-_SERVED = 5.0  # seconds: a store that others serve is there before its members are
-GRACE = 1.0  # seconds beyond the deadline: what torch itself has to say says more
-
-T = TypeVar("T")
+    """Network interfaces, separated by commas, where others reach this member. None: the interface
+    that leads to the store."""
 
 
 class Rendezvous:
-    """The store as one member sees it."""
+    """One member's connection to the store; member 0 also serves it, unless it is `served`.
+
+    `address` is this member's own, on the way to the store, and `seen` is the store's.
+    """
 
     def __init__(self, place: Place, halt: Halt | None = None) -> None:
         self.index, self.deadline = place.index, place.deadline
@@ -248,7 +107,10 @@ class Rendezvous:
         line: str,
         look: Callable[[int], None] | None = None,
     ) -> list[str]:
-        """Every member's line, in order. `look(member)` raises if that one cannot come any more."""
+        """Publish this member's line and wait for those of `members`; return theirs in order.
+
+        `look(member)` is called while that one is awaited: it raises if the member cannot come.
+        """
         self.ask(lambda: self.store.set(f"{key}/{self.index}", line))
         return [self._read(f"{key}/{member}", member, look) for member in members]
 
@@ -275,7 +137,10 @@ class Rendezvous:
         return self.ask(lambda: bytes(self.store.get(key)).decode())
 
     def ask(self, call: Callable[[], T]) -> T:
-        """What a call that needs the store returns; once the store is silent, all fail at once."""
+        """Return the result of a call to the store, within the deadline.
+
+        Once the store did not answer in time, all later calls fail at once.
+        """
         try:
             if self._silent:
                 raise TimeoutError
@@ -291,13 +156,14 @@ class Rendezvous:
             raise PeerError(f"the meeting at {self._where} cannot be reached: {line}") from None
 
     def close(self) -> None:
-        """The connection, and the server if it is ours, end with the last reference."""
+        """Drop the connection, and the server if this member serves: they end with the object."""
         del self._server, self.store
 
     def _addresses(self, host: str, port: int) -> tuple[str, str]:
-        """This member's on the way to the store, and the store's, as soon as it can be reached.
+        """Wait until the store can be reached; return this end's address and the store's.
 
-        Other members that reach the store reach this one there, whatever its host name resolves to.
+        Other members that reach the store also reach this member at the address, which need not
+        hold for the addresses that its host name resolves to.
         """
         start = time.monotonic()
         while True:
@@ -323,9 +189,9 @@ def _interfaces(names: str | None) -> list[str]:
 
 
 def _listen(place: Place) -> socket.socket:
-    """Reachable from this host alone if loopback is what was asked for.
+    """Open the socket of the store, on loopback only if `place.host` is a loopback address.
 
-    A host's name is no such wish, even where it means loopback on that host itself.
+    A host name gives a socket on all interfaces, even if it resolves to loopback on its own host.
     """
     if place.listener is not None:
         return socket.socket(fileno=place.listener)
@@ -341,16 +207,163 @@ def _listen(place: Place) -> socket.socket:
         raise PeerError(f"no store can be served at {place.host}:{place.port}: {reason}") from None
 
 
-# --- bounded ---
-# Calls into native code that may never come back.
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who and where a member is, as it says itself."""
+
+    index: int
+    pid: int
+    host: str
+    """The same for two members if and only if one finds the other's pid and memory."""
+    ordered: bool = True
+    """Whether its machine shows stores to others in the order they were made."""
+    address: str = ""
+    """Its own address, on the way to the store."""
+    store: str = ""
+    """The store's address, as this member sees it."""
+
+    def __str__(self) -> str:
+        return f"member {self.index} (pid {self.pid})"
+
+    def line(self) -> str:
+        return f"{self.pid} {int(self.ordered)} {self.address} {self.store} {self.host}"
+
+    @classmethod
+    def read(cls, index: int, line: str) -> Peer:
+        pid, ordered, address, store, host = line.split(" ", 4)
+        return cls(index, int(pid), host, ordered == "1", address, store)
+
+
+def this_host() -> str:
+    """Return host name, boot and pid namespace: two containers of one machine are two hosts."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+
+
+def is_ordered() -> bool:
+    """Return whether this machine shows stores in the order they were made: see `comm.board`."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def outward(mine: Peer, peers: Iterable[Peer]) -> str:
+    """Return the address where members of other hosts reach this one.
+
+    On the store's own host, the store's name may resolve to loopback, as on a fresh Debian. Members
+    there use the address by which the other hosts found the store.
+    """
+    if is_loopback(mine.address):
+        for peer in peers:
+            if peer.host != mine.host and not is_loopback(peer.store):
+                return peer.store
+    return mine.address
+
+
+@dataclass(slots=True)
+class Halt:
+    """A request from another thread to end all waiting: `why` is None until it is made."""
+
+    why: str | None = None
+
+
+class Watch:
+    """A watch over processes of this host: it sees that one has ended, reaped or not.
+
+    It uses pidfds because a process id may be given to another process later.
+    """
+
+    def __init__(self, peers: Iterable[Peer], halt: Halt | None = None) -> None:
+        self.halt = halt or Halt()
+        self._handles: dict[int, int | None] = {}
+        for peer in peers:
+            try:
+                self._handles[peer.index] = os.pidfd_open(peer.pid)
+            except ProcessLookupError:
+                self._handles[peer.index] = None
+
+    def ended(self, peer: Peer) -> bool:
+        """Return whether a member has ended; False for members of other hosts."""
+        if peer.index not in self._handles:
+            return False
+        handle = self._handles[peer.index]
+        if handle is None:
+            return True
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def settle(self, peers: Sequence[Peer]) -> list[Peer]:
+        """Return which of these members have ended, after a short wait for the first.
+
+        A process that dies closes its sockets before it counts as ended.
+        """
+        deadline = time.monotonic() + _SETTLE
+        watched = [peer for peer in peers if peer.index in self._handles]
+        while watched and time.monotonic() < deadline:
+            if ended := [peer for peer in watched if self.ended(peer)]:
+                return ended
+            time.sleep(_SETTLE / 50)
+        return []
+
+    def close(self) -> None:
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            if handle is not None:
+                os.close(handle)
+
+
+def is_torn(error: BaseException) -> bool:
+    """Return whether an error of torch means that a connection to another member broke."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+# Network addresses of this host
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether this is an address that never leaves its host. False for a host name."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has this address, or None if no interface is known to."""
+    if is_loopback(address):
+        return _LOOPBACK
+    wanted = ipaddress.ip_address(address)
+    if wanted.version == 6:
+        return _of_six(wanted.packed.hex())
+    return next((name for _, name in socket.if_nameindex() if _four(name) == address), None)
+
+
+def _four(interface: str) -> str | None:
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _of_six(digits: str) -> str | None:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except FileNotFoundError:  # a kernel without it
+        return None
+    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)
+
+
+# Calls into native code that may never return
 
 
 def bounded(call: Callable[[], T], seconds: float) -> T:
-    """What `call` returns or raises, or TimeoutError.
+    """Return or raise what `call` does, or raise TimeoutError after `seconds`.
 
-    torch's store waits for its server without a deadline and deaf to signals: a server that is
-    stopped, or a host that lost its power, would hold this process for ever. So the call is made
-    by a thread that can be left behind.
+    torch's store waits for its server without a deadline and ignores signals: a stopped server, or
+    a host that lost its power, would hold this process forever. So a thread makes the call, and is
+    left behind if the call does not return.
     """
     answers: list[T] = []
     faults: list[BaseException] = []
@@ -358,7 +371,7 @@ def bounded(call: Callable[[], T], seconds: float) -> T:
     def make() -> None:
         try:
             answers.append(call())
-        except BaseException as fault:  # raised again by whoever waits
+        except BaseException as fault:  # raised again below, in the thread that waits
             faults.append(fault)
 
     aside(make).join(seconds)
@@ -374,14 +387,3 @@ def aside(call: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=call, name="echelon-aside", daemon=True)
     thread.start()
     return thread
-
-
-# --- torn ---
-# Signs that another member is gone, where torch raises no class of its own for it.
-
-_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
-
-
-def is_torn(error: BaseException) -> bool:
-    """Whether this is torch's way to say that a connection to another member broke."""
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

@@ -1,4 +1,8 @@
-"""Torch process groups whose failures name a member."""
+"""Torch process groups whose failures name the member that caused them.
+
+`Wire` is one process group of some members, with a deadline for every wait. `TorchWorld` is
+torch.distributed's global group of all members, for engines that are built on a `DeviceMesh`.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from echelon.comm.peers import GRACE, Peer, Rendezvous, Watch, aside, bounded, interface_of
 from echelon.core.errors import PeerError, UserError
 
-# --- wire ---
-# A torch process group between some members, whose failures name what is known.
-
-_LINGER = 0.1  # seconds
-_MOMENT = timedelta(seconds=0.2)
+_LINGER = 0.1  # seconds that closing a group waits for operations that have begun
+_MOMENT = timedelta(seconds=0.2)  # of one wait inside torch, between two looks whether to go on
+# The variable that torch's own gloo reads for where to listen; there is no option. Without it, gloo
+# listens where the host's name points to, which may be open to everyone, or to no other member.
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Wire:
-    """gloo on CPU, NCCL on CUDA. Not torch's default group: any number of them, closed alone."""
+    """A process group of some members: gloo on CPU, NCCL on CUDA.
+
+    It is not torch's default group, so there may be any number, and each is closed on its own.
+    """
 
     def __init__(
         self,
@@ -44,7 +51,7 @@ class Wire:
         self._watch, self._deadline = watch, meeting.deadline
         self._error: PeerError | None = None
         self.failed: Callable[[PeerError], None] | None = None
-        """Told when the group is broken, for those who wait for this member elsewhere."""
+        """Called with the error when the group breaks, to end waits for this member elsewhere."""
         self._begun = 0
         meeting.gather(f"{key}/wire", [member.index for member in members], "", self._look)
         make = _nccl if device.type == "cuda" else _gloo
@@ -52,7 +59,7 @@ class Wire:
         self._group: Any = self._try(lambda: make(meeting, store, index, len(members)))
 
     def begin_sum(self, tensor: Tensor) -> dist.Work:
-        """Adds up in place; not there before `end`."""
+        """Begin to sum a tensor in place; the result is there once `end` returns."""
         self.check()
         return self._begin(lambda: self._group.allreduce([tensor]))
 
@@ -61,7 +68,7 @@ class Wire:
         self._begun -= 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of all members, in their order."""
+        """Return the values of all members, in the order of members."""
         self.check()
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.count)]
@@ -83,8 +90,8 @@ class Wire:
         if not self._begun:
             group.shutdown()
             return
-        # torch frees a group only once all that was begun there has ended, or its time is up.
-        # This member has left: it does not wait for that, and its end will close the connections.
+        # torch frees a group only once all operations begun there have ended or timed out. This
+        # member is leaving and does not wait: the end of its process will close the connections.
         held = [group]
         del group
         aside(held.clear).join(_LINGER)
@@ -99,8 +106,8 @@ class Wire:
         return work
 
     def _await(self, work: dist.Work) -> None:
-        """torch cannot be interrupted while it waits, so it waits for a moment at a time."""
-        if self.device.type != "cpu":  # there it is the GPU that waits
+        """Wait in short steps, because torch cannot be interrupted while it waits."""
+        if self.device.type != "cpu":  # the wait only queues on the GPU and returns at once
             work.wait()
             return
         deadline = time.monotonic() + self._deadline
@@ -129,7 +136,7 @@ class Wire:
             raise self._error from None
 
     def _reason(self, line: str) -> str:
-        """gloo says that someone is gone, not who: for this host, we can tell."""
+        """Name who is gone, which gloo does not: processes of this host are watched."""
         ended = [str(peer) for peer in self._watch.settle(self.members)]
         if ended:
             return f"{', '.join(ended)} ended; the sum with the others was awaited"
@@ -139,7 +146,7 @@ class Wire:
 
 
 def _gist(line: str) -> str:
-    """Without the place in gloo's source and its advice."""
+    """Return gloo's message without the place in its source and without its advice."""
     return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]
 
 
@@ -160,18 +167,8 @@ def _nccl(meeting: Rendezvous, store: Store, index: int, count: int) -> Any:
     return dist.ProcessGroupNCCL(store, index, count, options)
 
 
-# --- mesh ---
-# torch's own world of processes, for the engines that are built on it.
-
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-
 class TorchWorld:
-    """torch.distributed between all members, on the store they met at.
-
-    Its gloo can be told only through the environment where to listen. Left alone it listens where
-    the host's name points to, which may be reachable by everybody, or by nobody.
-    """
+    """torch.distributed's global group of all members, on the store where they met."""
 
     def __init__(self, meeting: Rendezvous, index: int, count: int, device: torch.device) -> None:
         if dist.is_initialized():
@@ -183,7 +180,8 @@ class TorchWorld:
         self._meeting = meeting
         self._sockets: set[tuple[str, str]] = set()
         self._asked_for = ",".join(meeting.interfaces)
-        # Whoever cannot come is missed here, where the store is watched, not inside torch.
+        # Meet here first: a member that does not come is noticed here, where waits can be
+        # interrupted, and not inside torch.
         meeting.gather("world", range(count), "")
         if where := self._asked_for or interface_of(meeting.address):
             os.putenv(_INTERFACE, where)
@@ -201,10 +199,10 @@ class TorchWorld:
             return init_device_mesh(self._device, sizes, mesh_dim_names=names)
 
     def cut(self) -> None:
-        """Break all connections, from any thread: whoever waits in them, here or there, gives up.
+        """Break all connections, from any thread, so that waits at both ends of them fail.
 
-        gloo has no way to be interrupted, and keeps its connections for as long as anything refers
-        to its groups, as sharded models do.
+        gloo cannot be interrupted, and it keeps its connections for as long as anything refers to
+        its groups, as sharded models do.
         """
         for name, target in self._sockets:
             with suppress(OSError):  # it is closed already, or not connected
@@ -219,14 +217,14 @@ class TorchWorld:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Which sockets are opened meanwhile."""
+        """Note the sockets that are opened in the `with` block, for `cut`."""
         before = _sockets()
         yield
         self._sockets |= _sockets() - before
 
     def _break(self, descriptor: int) -> None:
         with socket.socket(fileno=os.dup(descriptor)) as found:
-            if found.getpeername()[1] != self._meeting.port:  # the store is to be left in order
+            if found.getpeername()[1] != self._meeting.port:  # keep the store's connection
                 found.shutdown(socket.SHUT_RDWR)
 
     def _meet(self, meeting: Rendezvous, index: int, count: int) -> None:
@@ -240,7 +238,7 @@ class TorchWorld:
 
 
 def _sockets() -> set[tuple[str, str]]:
-    """This process's open sockets: descriptor, and what the kernel calls it."""
+    """Return this process's open sockets: descriptor, and the kernel's name for it."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed while we look

@@ -1,10 +1,14 @@
-"""Named segments; memfd over unix sockets.
+"""Memory that processes of one host share.
 
-Memory that the members of one host have in common.
+Both kinds are files that live in memory alone (memfd) and have no name in any folder, so that
+nothing is left behind however a process ends. torch maps them, and the memory goes with the last
+tensor that shows it.
 
-One of them makes a file that lives in memory alone and has no name in any folder, so that nothing
-is left behind however a member ends. The others open it through that member's /proc entry. It is
-mapped by torch: no descriptor stays open, and the memory goes with the last tensor that shows it.
+`share` gives all members of a group the same memory. The first member makes the file, the others
+open it through that member's /proc entry, and no descriptor stays open.
+
+`Segment` is memory that one process hands to a peer over a unix socket. Its size is sealed before
+it is handed on: otherwise a peer could truncate the file under a reader, which would die of SIGBUS.
 """
 
 from __future__ import annotations
@@ -22,9 +26,8 @@ from torch import Tensor
 from echelon.comm.peers import Peer, Rendezvous
 from echelon.core.errors import PeerError
 
-# --- segment ---
-
 PAGE = 4096
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def share(
@@ -34,7 +37,10 @@ def share(
     size: int,
     look: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """`size` zero bytes, the same for all these members; the first of them makes them."""
+    """Return `size` zero bytes that these members share. All of them call it.
+
+    `look(member)` is called while that one is awaited: it raises if the member cannot come.
+    """
     owner = members[0]
     mine = owner.index == meeting.index
     name = f"echelon-{secrets.token_hex(8)}"
@@ -43,7 +49,7 @@ def share(
         [line] = meeting.gather(f"{key}/file", [owner.index], f"{descriptor} {name}", look)
         number, _, name = line.partition(" ")
         memory = _map(f"/proc/{owner.pid}/fd/{number}", name, size, owner)
-        # The owner's descriptor has to stay until all have come through it.
+        # The owner's descriptor has to stay open until all members have opened the file through it.
         if mine:
             meeting.gather(f"{key}/open", [member.index for member in members], "", look)
         else:
@@ -57,7 +63,7 @@ def share(
 def prefault(memory: Tensor, own: Tensor) -> None:
     """Touch every page now, not in the first update: a first touch costs more than a copy.
 
-    Only what is this member's `own` is written: others may already be at work in the rest.
+    Only this member's `own` part is written: others may already be writing to the rest.
     """
     own[::PAGE].zero_()
     memory[::PAGE].sum()
@@ -79,7 +85,7 @@ def _map(path: str, name: str, size: int, owner: Peer) -> Tensor:
         ) from None
     here = f"/proc/self/fd/{descriptor}"
     try:
-        # An owner that has left meanwhile may have another file under this number.
+        # The owner may have left meanwhile, and another file may have got this number.
         if not str(Path(here).readlink()).startswith(f"/memfd:{name}"):
             raise PeerError(f"{owner} has left before all had come")
         return torch.from_file(here, shared=True, size=size, dtype=torch.uint8)
@@ -87,19 +93,12 @@ def _map(path: str, name: str, size: int, owner: Peer) -> Tensor:
         os.close(descriptor)
 
 
-# --- memory ---
-# Memory that two processes of one host share, handed over a unix socket.
-#
-# It has no name in any folder, so nothing is left behind however a process ends. Its size is
-# sealed before it is handed on: a peer cannot cut it off under a reader, who would die of SIGBUS.
-
-MEMORY_PAGE = 4096
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
 class Segment:
-    """Bytes as a tensor. The memory lives as long as any tensor shows it, the descriptor until
-    `close`: whoever hands the segment to more peers keeps it open."""
+    """Shared memory as a tensor of bytes, and the descriptor that hands it to a peer.
+
+    The memory lives as long as any tensor shows it. The descriptor lives until `close`: keep the
+    segment open to hand it to more peers.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor, self.size = descriptor, size
@@ -109,10 +108,10 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """Zeros, all pages there already: a first touch costs more than a copy."""
+        """Make a segment of zeros with all pages present: a first touch costs more than a copy."""
         if size < 1:
             raise ValueError(f"a segment of {size} bytes: at least one is needed")
-        # The kernel would not say no: it would end processes until there is room.
+        # The kernel would not refuse: it would kill processes until there is room.
         if size > (free := _free()):
             raise PeerError(f"no shared memory of {size:,} bytes: {free:,} are free")
         descriptor = os.memfd_create("echelon-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -123,45 +122,46 @@ class Segment:
         except OSError as error:
             os.close(descriptor)
             raise PeerError(f"no shared memory of {size:,} bytes: {error.strerror}") from None
-        segment.tensor[::MEMORY_PAGE].zero_()
+        segment.tensor[::PAGE].zero_()
         return segment
 
     @classmethod
     def from_descriptor(cls, descriptor: int, size: int) -> Segment:
-        """One that came from a peer, who may have sent anything. Takes the descriptor over."""
+        """Map a segment received from a peer, which is checked first. Owns the descriptor."""
         try:
             _look(descriptor, size)
             segment = cls(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
-        segment.tensor[::MEMORY_PAGE].sum()
+        segment.tensor[::PAGE].sum()
         return segment
 
     def close(self) -> None:
-        """Hand it to nobody any more. Tensors of it stay."""
+        """Close the descriptor. Tensors of the segment stay valid."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was never whole
+        with contextlib.suppress(AttributeError):  # __init__ failed
             self.close()
 
 
 def _free() -> int:
-    """Bytes that this host can give."""
+    """Return how many bytes this host has available."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     [line] = [line for line in lines if line.startswith("MemAvailable:")]
     return int(line.split()[1]) * 1024
 
 
 def _look(descriptor: int, size: int) -> None:
+    """Raise unless a peer's descriptor is shared memory of this size, sealed and writable."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
         raise PeerError("a descriptor that came is not of shared memory") from None
-    if seals != _SEALS:  # more of them, and it could not be written
+    if seals != _SEALS:  # one seal more, and the memory could not be written
         raise PeerError("shared memory that came may still change its size, or may not be written")
     found = os.fstat(descriptor).st_size
     if found != size:

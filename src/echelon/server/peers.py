@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame, Segment, connect
-from echelon.comm.channel.stream import Address
+from echelon.comm.channel.sockets import Address
 from echelon.comm.ps import messages
 from echelon.comm.ps.link import is_here
 from echelon.comm.ps.messages import Kind, blank_state

@@ -20,7 +20,15 @@ from echelon.comm.ps.messages import (
     unpack_push,
     unpack_rows,
 )
-from echelon.comm.ps.rows import AREAS, LARGEST, PULLS, PUSHES, carve, pull_shapes, push_shapes
+from echelon.comm.ps.row_memory import (
+    AREAS,
+    LARGEST,
+    PULLS,
+    PUSHES,
+    carve,
+    pull_shapes,
+    push_shapes,
+)
 from echelon.comm.ps.state import Part, blank
 from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease

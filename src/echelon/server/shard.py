@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame, Segment
-from echelon.comm.ps.client import Room
-from echelon.comm.ps.layout import Layout, Partition
+from echelon.comm.ps.layout import Layout, Partition, Room
 from echelon.comm.ps.link import Sender
 from echelon.comm.ps.messages import CHUNK, Chunk, Kind, ShardAddress, pack_chunk, part, to_bytes
 from echelon.comm.ps.state import Part

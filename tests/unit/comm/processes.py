@@ -1,4 +1,4 @@
-"""Members as real processes, with deadlines; a failing one's output is shown."""
+"""Members as real processes, with deadlines; the output of one that fails is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients to be summed, the serial sum beside it, and members that do so."""
+"""Gradients to sum, the serial sum to compare with, and members that sum them."""
 
 from __future__ import annotations
 

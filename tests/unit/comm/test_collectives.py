@@ -1,4 +1,4 @@
-"""Sums, broadcasts and meetings, whatever lies between the members."""
+"""Sums, broadcasts and barriers, over every kind of connection between the members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient sums as they are called: at any moment, without copies, and in order."""
+"""The calls of a gradient sum: at any moment, without copies, and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of all members meet: the mean is right, the same bits everywhere, whatever the way."""
+"""Gradient sums: the mean is right and the same bits on every member, for every kind of sum."""
 
 from __future__ import annotations
 

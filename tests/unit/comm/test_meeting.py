@@ -1,4 +1,4 @@
-"""Members find each other, or say in one line why not."""
+"""Members find each other, or report in one line why they cannot."""
 
 from __future__ import annotations
 

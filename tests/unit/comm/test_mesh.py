@@ -1,4 +1,4 @@
-"""torch's own world between the members."""
+"""torch's own global group and device mesh between the members."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_slots_do_not_overlap_and_begin_at_cache_lines(
     layout = layout_of([s for s, _ in given_], [d for _, d in given_])
     for at, flat in enumerate(layout.flats):
         end = 0
-        for slot in layout.of_flat(at):
+        for slot in (slot for slot in layout.slots if slot.flat == at):
             assert slot.start >= end
             assert slot.start * flat.dtype.itemsize % ALIGN == 0
             end = slot.stop

@@ -11,19 +11,17 @@ from torch import Tensor
 
 from echelon.comm.channel import Connection, Frame
 from echelon.comm.ps.messages import Kind, RowHead, blank_state, outline, pack_rows, unpack_rows
-from echelon.comm.ps.rows import (
+from echelon.comm.ps.row_memory import (
     AHEAD,
     AREAS,
     PULLS,
     PUSHES,
-    RemoteTables,
-    Sharing,
     carve,
     pull_shapes,
     push_shapes,
     room_for,
-    shard_of,
 )
+from echelon.comm.ps.rows import RemoteTables, Sharing, shard_of
 from echelon.core.errors import PeerError
 from echelon.core.types import RowRule, RowSpec
 from echelon.server.decisions import Entry, Staged

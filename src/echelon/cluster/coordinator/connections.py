@@ -24,7 +24,8 @@ from echelon.cluster.coordinator.protocol import (
     encode,
     fresh_nonce,
 )
-from echelon.comm.channel.stream import TAG, is_here
+from echelon.comm.channel.sockets import is_here
+from echelon.comm.channel.stream import TAG
 from echelon.core.format import warn
 
 # --- switchboard ---

@@ -28,7 +28,8 @@ from echelon.cluster.coordinator.protocol import (
     fresh_nonce,
     is_proof,
 )
-from echelon.comm.channel.stream import TAG, close_in_children, stays_here
+from echelon.comm.channel.sockets import close_in_children, stays_here
+from echelon.comm.channel.stream import TAG
 from echelon.core.errors import PeerError
 
 # --- conversation ---

@@ -7,7 +7,7 @@ encrypted. A peer that dies, freezes or vanishes is a `PeerError`, in time.
 from echelon.comm.channel.connection import Connection
 from echelon.comm.channel.endpoint import Listener, connect
 from echelon.comm.channel.frames import Frame
-from echelon.comm.channel.stream import Address
+from echelon.comm.channel.sockets import Address
 from echelon.comm.shared_memory import Segment
 
 __all__ = ["Address", "Connection", "Frame", "Listener", "Segment", "connect"]

@@ -1,4 +1,8 @@
-"""Frames to and from one peer, keep-alive."""
+"""`Connection`: frames to and from one peer that has shown the run's key.
+
+`Life` judges from the kernel's figures whether the peer is alive. `Pulse` is one thread per process
+that calls `Connection.beat` on all connections every `TICK`: it sends pings and asks `Life`.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,10 @@ from echelon.comm.channel.frames import (
     view,
 )
 from echelon.comm.channel.handshake import Card, Keys, Refused
+from echelon.comm.channel.sockets import TICK, close_in_children, settle
 from echelon.comm.channel.stream import (
+    LOWEST_32,
     TAG,
-    TICK,
     Cipher,
     Fate,
     Inbox,
@@ -44,51 +49,39 @@ from echelon.comm.channel.stream import (
     SealedReceiver,
     SealedSender,
     Sender,
-    close_in_children,
-    settle,
 )
 from echelon.comm.shared_memory import Segment
 from echelon.core.errors import PeerError
 
-# --- connection ---
-# A peer that has shown the run's key, and frames to and from it.
-
 FIRST_LIMIT = 1 << 20
 """Bytes of the largest body, until the connection's user says what it expects."""
-_LOWEST_32 = 0xFFFFFFFF
-
-
-class Terms(NamedTuple):
-    """What a handshake came to."""
-
-    card: Card
-    where: str
-    keys: Keys
-    sealed: bool
-    pid: int | None
-    """The peer's process, if it can be looked at from here."""
-    patience: float
-
-
-def visible(peer: Card, own: Card, connected: socket.socket) -> int | None:
-    """The peer's process, if its number means the same here."""
-    if peer.host == own.host:
-        return peer.pid
-    if connected.family == socket.AF_UNIX:
-        raise Refused("its processes cannot be seen from here: two containers talk over TCP")
-    return None
+SILENCE = 1.5
+"""Seconds without a sign of life until a peer is given up; the default of `patience`."""
+STOPPED = 1.25
+"""Seconds for which a process may be stopped. Short, because that is known and no guess."""
+UNANSWERED = 0.7
+"""Seconds for which something sent may stay unacknowledged: more than a round trip takes. The
+kernel does not always send again that soon: after one slow round trip it waits three seconds."""
+PING_SECONDS = 0.4
+"""Seconds without anything sent until a ping is sent; checked every `sockets.TICK`."""
+_CLOGGED = 32 * 1024
+"""Unread bytes from which on the peer may be unable to send, because this end is slow."""
+_INFO = struct.Struct("@8B13I")
 
 
 class Connection:
-    """Frames in order. Any thread may send; one at a time receives. Every wait ends with the peer:
-    once it is gone, or sends what is no frame, all calls raise the same PeerError."""
+    """Frames to and from one peer, in order.
+
+    Any thread may send; one thread at a time receives. Every wait ends when the peer is gone or
+    sends something that is no frame: from then on all calls raise the same PeerError.
+    """
 
     def __init__(self, connected: socket.socket, terms: Terms) -> None:
         self.card = terms.card
         self.peer = f"{terms.card.role} at {terms.where}"
         self.sealed = terms.sealed
         self.limit = FIRST_LIMIT
-        """Bytes of the largest body that is let in."""
+        """Bytes of the largest body that is accepted."""
         settle(connected)
         self._socket, self._owner = connected, os.getpid()
         self._fate = Fate()
@@ -118,11 +111,17 @@ class Connection:
         *,
         seq: int = 0,
     ) -> None:
-        """Contiguous CPU tensors, or bytes, go as they are; they must not change until then."""
+        """Send a frame. The body is contiguous CPU tensors or bytes, which are sent in place.
+
+        The body must not change before this returns.
+        """
         self._send(kind, seq, head_bytes(head), [view(part) for part in body])
 
     def receive(self, timeout: float | None = None) -> Frame | None:
-        """The next frame; None if none began in time. What was not taken of the last is skipped."""
+        """Return the next frame, or None if none began in time.
+
+        The body of the previous frame is skipped if it was not taken.
+        """
         until = None if timeout is None else monotonic() + timeout
         with self._receiving:
             try:
@@ -135,9 +134,9 @@ class Connection:
                 raise self._failed(error) from None
 
     def take(self, into: Sequence[Buffer], progress: Progress | None = None) -> None:
-        """The body of the last frame, straight into memory of just its size.
+        """Receive the body of the last frame straight into memory of exactly its size.
 
-        `progress` is told how many bytes are there, every MiB at least.
+        `progress` is called with the number of bytes that are there, every MiB at least.
         """
         views = [view(part) for part in into]
         size = sum(map(len, views))
@@ -155,7 +154,7 @@ class Connection:
                 raise
 
     def take_bytes(self) -> bytearray:
-        """The body of the last frame in memory of its own: at most `limit` bytes."""
+        """Receive the body of the last frame, at most `limit` bytes, into new memory."""
         found = bytearray(self._left)
         self.take([found])
         return found
@@ -169,7 +168,7 @@ class Connection:
         self._send(SEGMENT, 0, size, [], rights)
 
     def receive_segment(self, size: int, timeout: float = 10.0) -> Segment:
-        """The memory that the peer shares next, which has to have this size."""
+        """Receive memory that the peer shares, which has to have this size."""
         self._needs_unix()
         with self._receiving:
             try:
@@ -184,14 +183,17 @@ class Connection:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes are read ahead: `fileno` says nothing of those."""
+        """Whether bytes have been read ahead, for which polling `fileno` does not wake up."""
         return self._inbox.held > 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Calls of other threads end too. In a forked child, only its copy is closed."""
+        """Close the connection; calls of other threads end, too.
+
+        A forked child only closes its copy of the socket.
+        """
         pulse().remove(self)
         if self._owner == os.getpid():
             self._fail("was left by this process")
@@ -199,7 +201,7 @@ class Connection:
         self._socket.close()
 
     def beat(self) -> None:
-        """Called every tick by the pulse."""
+        """Check on the peer and send a ping if one is due. `Pulse` calls this every `TICK`."""
         try:
             why, ping = self._life.look()
             if why is not None:
@@ -208,13 +210,12 @@ class Connection:
             if ping:
                 self._ping()
             self._clear()
-        except (OSError, ValueError) as error:  # closed, or broken: whoever uses it will see why
+        except (OSError, ValueError) as error:  # closed or broken: the next call raises
             if self._socket.fileno() >= 0:
                 self._failed(error)
 
     def _ping(self) -> None:
-        """What is being sent at the moment does as well."""
-        if self._sending.acquire(blocking=False):
+        if self._sending.acquire(blocking=False):  # else a frame is on its way, as good as a ping
             try:
                 self._sender.ping(PING)
             except NoRoom:
@@ -244,10 +245,10 @@ class Connection:
         return None
 
     def _frame(self, wanted: int | None = None) -> Frame | None:
-        """The frame whose header is here; None for a ping."""
+        """Return the frame whose header is here, or None for a ping."""
         start = bytes(self._inbox.take(HEADER))
         header = parse(memoryview(start), self._next, self.limit)
-        self._next = self._next + 1 & _LOWEST_32
+        self._next = self._next + 1 & LOWEST_32
         head = self._receiver.head(header, start)
         if header.kind == PING and not header.body:
             return None
@@ -257,8 +258,10 @@ class Connection:
         return Frame(header.kind, header.seq, head, header.body)
 
     def _clear(self) -> None:
-        """Takes the pings away while nobody receives: in the end they would fill all room. What
-        else is there stays where it is, so that who waits for `fileno` is woken up."""
+        """Read pings while no thread receives: in the end they would fill the socket's buffer.
+
+        All other bytes stay in the socket, so that a thread that polls `fileno` still wakes up.
+        """
         if not self._receiving.acquire(blocking=False):
             return
         try:
@@ -277,10 +280,10 @@ class Connection:
         return self._fail(str(error.strerror if isinstance(error, OSError) else error))
 
     def _fail(self, why: str) -> PeerError:
-        """Ends it for all threads of this end, and for the other end. The first reason counts."""
+        """End the connection for all threads and for the peer. The first reason counts."""
         if self._fate.why is None:
             self._fate.why = why if why.startswith(self.peer) else f"{self.peer} {why}"
-            with contextlib.suppress(OSError):  # it was not connected any more
+            with contextlib.suppress(OSError):  # already disconnected
                 self._socket.shutdown(socket.SHUT_RDWR)
         return PeerError(self._fate.why)
 
@@ -289,79 +292,54 @@ class Connection:
             raise ValueError(f"memory cannot be shared with {self.peer}: not a unix socket")
 
 
-# --- life ---
-# Whether the peer still lives, from what the kernel knows of it.
-#
-# A peer that dies closes its connection: that needs no looking. Three things do.
-#
-#     its process is stopped    the kernel still answers for it, and its pings stay away. On this
-#                               host its state is looked at: one that is busy in a long call is no
-#                               dead one. On another host, silence is all there is to go by.
-#     its host is gone          nothing that is sent is acknowledged
-#     it takes nothing          somebody's send makes no progress; `sockets.STALL` ends that
-#
-# The times are the kernel's: when something last came in from the peer, whether or not this
-# process had a moment to read it. So it does no harm that this process itself is busy, or was
-# stopped.
+class Terms(NamedTuple):
+    """The result of a handshake."""
 
-SILENCE = 1.5
-"""Seconds without a sign of life until it is asked why."""
-STOPPED = 1.25
-"""Seconds for which a process may be stopped: that is known, and no guess."""
-UNANSWERED = 0.7
-"""Seconds for which something sent may go without any answer, beyond what a round trip takes. The
-kernel does not always send again that soon: one slow round trip, and it waits three seconds."""
-PING_SECONDS = 0.4
-"""Seconds without anything sent until a ping is due; looked at every `sockets.TICK`."""
-_CLOGGED = 32 * 1024
-"""Unread bytes from which on the peer may be unable to send: it is this end that is slow."""
-
-_INFO = struct.Struct("@8B13I")
+    card: Card
+    where: str
+    keys: Keys
+    sealed: bool
+    pid: int | None
+    """The peer's process, if it runs on this host."""
+    patience: float
 
 
-class Signs(NamedTuple):
-    """What the kernel knows of a TCP connection; in seconds."""
-
-    retransmits: int
-    unacknowledged: int
-    sent: float
-    received: float
-    acknowledged: float
-
-
-def signs(connected: socket.socket) -> Signs:
-    found = _INFO.unpack(connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-    return Signs(found[2], found[12], found[17] / 1e3, found[19] / 1e3, found[20] / 1e3)
-
-
-def unread(connected: socket.socket) -> int:
-    count = array.array("i", [0])
-    fcntl.ioctl(connected, termios.FIONREAD, count)
-    return count[0]
-
-
-def is_stopped(pid: int) -> bool:
-    """One that has ended is not: its connection will say so."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    # The command's name comes before, in brackets, and may be anything.
-    return text.rpartition(") ")[2][:1] in ("T", "t")
+def visible(peer: Card, own: Card, connected: socket.socket) -> int | None:
+    """Return the peer's process id if it is on this host, where it means the same; else None."""
+    if peer.host == own.host:
+        return peer.pid
+    if connected.family == socket.AF_UNIX:
+        raise Refused("its processes cannot be seen from here: two containers talk over TCP")
+    return None
 
 
 class Life:
-    """Of one peer. `pid` is None if its process cannot be looked at from here."""
+    """The judgment whether one peer is alive, from the kernel's figures about its connection.
+
+    A peer that dies closes its connection, which needs no check. Three things do:
+
+        its process is stopped    the kernel still answers for it, but its pings stay away. On this
+                                  host its state is read: a process that is busy in a long call is
+                                  not stopped. On another host, silence is the only sign.
+        its host is gone          nothing that is sent is acknowledged
+        it reads nothing          a send makes no progress; `sockets.STALL` ends that
+
+    The times are the kernel's: when something last came in from the peer, whether or not this
+    process had a moment to read it. So it does no harm if this process itself is busy or was
+    stopped.
+
+    `pid` is None if the peer's process is not on this host.
+    """
 
     def __init__(self, connected: socket.socket, pid: int | None, patience: float) -> None:
         self._socket, self._pid, self._patience = connected, pid, patience
         self._remote = connected.family != socket.AF_UNIX
         self._stopped: float | None = None
         self._asked: float | None = None
-        """When something was first seen to be unacknowledged that still is, with nothing heard."""
+        """Since when something is unacknowledged and nothing has been heard; None if not so."""
 
     def look(self) -> tuple[str | None, bool]:
-        """Why it is to be given up, if it is; and whether a ping is due."""
+        """Return why to give the peer up, or None; and whether a ping is due."""
         if not self._remote:
             return self._frozen(), False
         seen = signs(self._socket)
@@ -397,17 +375,44 @@ class Life:
         return f"is frozen: process {self._pid} is stopped"
 
 
-# --- pulse ---
-# One thread per process that lets all its peers know that it lives, and looks whether they do.
+class Signs(NamedTuple):
+    """The kernel's figures about a TCP connection: packets, and seconds since the last event."""
+
+    retransmits: int
+    unacknowledged: int
+    sent: float
+    received: float
+    acknowledged: float
+
+
+def signs(connected: socket.socket) -> Signs:
+    found = _INFO.unpack(connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+    return Signs(found[2], found[12], found[17] / 1e3, found[19] / 1e3, found[20] / 1e3)
+
+
+def unread(connected: socket.socket) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(connected, termios.FIONREAD, count)
+    return count[0]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped. False if it has ended: its connection will say so."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # The state follows the command's name, which is in brackets and may contain anything.
+    return text.rpartition(") ")[2][:1] in ("T", "t")
 
 
 class Patient(Protocol):
     def beat(self) -> None:
-        """Called every tick, from another thread."""
+        """Called every `TICK`, from the thread of `Pulse`."""
 
 
 class Pulse:
-    """Runs as long as there is anybody to look at."""
+    """The thread that beats for all connections of this process, while there are any."""
 
     def __init__(self) -> None:
         self._patients: set[Patient] = set()
@@ -444,12 +449,12 @@ _PULSES = [Pulse()]
 
 
 def pulse() -> Pulse:
-    """This process's own."""
+    """Return the pulse of this process."""
     return _PULSES[0]
 
 
 def _forked() -> None:
-    """The thread is not here, and its lock may be held for ever."""
+    # The thread does not exist in the child, and its lock may be held forever.
     _PULSES[0] = Pulse()
 
 

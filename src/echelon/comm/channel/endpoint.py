@@ -1,4 +1,9 @@
-"""Connect() and Listener."""
+"""Both ways to a `Connection`: `connect` calls a listener, and `Listener` accepts callers.
+
+Both go through the handshake of `echelon.comm.channel.handshake` first. The caller blocks. The
+listener greets many callers at a time without blocking, so that a slow or a strange one holds up no
+other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from collections.abc import Callable
 from echelon.comm.channel import handshake
 from echelon.comm.channel.connection import SILENCE, Connection, Terms, visible
 from echelon.comm.channel.handshake import Card, Refused
-from echelon.comm.channel.stream import (
+from echelon.comm.channel.sockets import (
     TICK,
     Address,
     address_of,
@@ -26,20 +31,115 @@ from echelon.comm.channel.stream import (
 from echelon.comm.peers import this_host
 from echelon.core.errors import PeerError
 
-# --- listener ---
-# The listener's side: many may knock at once, and nobody waits for a slow or a strange one.
-
 GREETING = 10.0
-"""Seconds for a handshake. Nobody waits for it, and a friend on a busy machine may need some."""
+"""Seconds for a handshake: many, because no one else waits for it and a busy machine is slow."""
 CROWD = 64
-"""Handshakes at a time; the next one takes the place of the oldest."""
-_FULL = 0.05  # seconds until there may be a descriptor again
+"""Handshakes at a time; a further one takes the place of the oldest."""
+_FULL = 0.05  # seconds to wait when the process has no file descriptor left
+_PAUSE = 0.02  # seconds between two attempts to connect
+_ATTEMPT = 2.0
+"""Seconds for the network to set up a connection."""
+
+
+def unhalted() -> str | None:
+    """Return None: nothing ends the waiting early."""
+    return None
+
+
+def connect(
+    address: Address,
+    key: bytes,
+    *,
+    role: str,
+    deadline: float,
+    patience: float = SILENCE,
+    seal: bool | None = None,
+    halted: Callable[[], str | None] = unhalted,
+) -> Connection:
+    """Connect to a listener, trying again for `deadline` seconds unless it refuses.
+
+    `role` is how the listener's messages name this end. `patience` is for how many seconds a peer
+    on another host may be silent. `seal` is whether to encrypt; None encrypts what leaves this
+    host. `halted` returns a reason to stop waiting, or None.
+    """
+    wait = _Wait(address, deadline, halted)
+    while True:
+        try:
+            return _attempt(address, key, role, patience, seal, wait)
+        except (OSError, EOFError) as error:
+            wait.reason = getattr(error, "strerror", None) or str(error)
+        wait.look()
+        time.sleep(_PAUSE)
+
+
+def _attempt(
+    address: Address, key: bytes, role: str, patience: float, seal: bool | None, wait: _Wait
+) -> Connection:
+    connected = open_socket(address, _ATTEMPT)
+    try:
+        connected.settimeout(TICK)
+        card = Card(role, os.getpid(), this_host())
+        terms = _greet(connected, key, card, seal, wait)._replace(where=words(address))
+        return Connection(connected, terms._replace(patience=patience))
+    except Refused as error:
+        connected.close()
+        raise PeerError(f"no connection to {words(address)}: {error}") from None
+    except BaseException:
+        connected.close()
+        raise
+
+
+def _greet(
+    connected: socket.socket, key: bytes, card: Card, seal: bool | None, wait: _Wait
+) -> Terms:
+    wanted = not stays_here(connected) if seal is None else seal
+    nonce = handshake.fresh_nonce()
+    heard = _exactly(connected, handshake.CHALLENGE, wait)
+    theirs, asked = handshake.read_challenge(heard)
+    said = handshake.call(key, nonce, wanted, card, heard)
+    connected.sendall(said)
+    start = _exactly(connected, handshake.ANSWER, wait)
+    reply = start + _exactly(connected, handshake.answer_length(start) - len(start), wait)
+    peer = handshake.read_answer(key, reply, heard + said)
+    found = handshake.keys(key, theirs, nonce, calling=True)
+    pid = visible(peer, card, connected)
+    return Terms(peer, "", found, wanted or asked, pid, SILENCE)
+
+
+def _exactly(connected: socket.socket, count: int, wait: _Wait) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        try:
+            part = connected.recv(count - len(found))
+        except TimeoutError:
+            wait.look()
+            continue
+        if not part:
+            raise EOFError("it hung up before it said who it is")
+        found += part
+    return bytes(found)
+
+
+class _Wait:
+    """The end of a caller's patience: `look` raises once the time is up or `halted` says why."""
+
+    def __init__(self, address: Address, deadline: float, halted: Callable[[], str | None]) -> None:
+        self._until = time.monotonic() + deadline
+        self._where, self._deadline, self._halted = words(address), deadline, halted
+        self.reason = "somebody listens there, and does not answer"
+
+    def look(self) -> None:
+        if why := self._halted():
+            raise PeerError(why)
+        if time.monotonic() > self._until:
+            raise PeerError(f"nobody at {self._where} within {self._deadline:g} s: {self.reason}")
 
 
 class Listener:
-    """`accept` does all the work, so it has to be called again and again.
+    """A socket that accepts callers who prove that they know the key.
 
-    `refused` is told one line about everybody who is not let in.
+    `accept` does all the work, so it has to be called again and again. `refused` is called with one
+    line about every caller that is turned away.
     """
 
     def __init__(
@@ -66,7 +166,7 @@ class Listener:
         close_in_children(self)
 
     def accept(self, timeout: float) -> Connection | None:
-        """The next peer who has shown the key; None if none has in time."""
+        """Return a connection to the next caller that shows the key, or None after `timeout`."""
         until = time.monotonic() + timeout
         while True:
             for event, _ in self._selector.select(self._pause(until)):
@@ -79,7 +179,7 @@ class Listener:
                 return None
 
     def fileno(self) -> int:
-        """Readable when `accept` has something to do."""
+        """Return a descriptor that is readable when `accept` has something to do."""
         return self._selector.fileno()
 
     def close(self) -> None:
@@ -90,8 +190,7 @@ class Listener:
         self._socket.close()
 
     def _pause(self, until: float) -> float:
-        """Guests come in the order of their deadlines."""
-        for guest in self._guests.values():
+        for guest in self._guests.values():  # the first one came first and has to be done first
             until = min(until, guest.until)
             break
         return max(0.0, until - time.monotonic())
@@ -99,7 +198,7 @@ class Listener:
     def _open_door(self) -> None:
         try:
             connected, address = self._socket.accept()
-        except OSError as error:  # it is gone again; or there is no descriptor left for it
+        except OSError as error:  # the caller is gone again, or no descriptor is left for it
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 time.sleep(_FULL)
             return
@@ -151,7 +250,7 @@ class Listener:
 
 
 class _Guest:
-    """Somebody who has not shown the key yet."""
+    """A caller that has not shown the key yet."""
 
     def __init__(self, connected: socket.socket, name: str) -> None:
         self.socket, self.name = connected, name
@@ -167,7 +266,7 @@ class _Guest:
         self.socket.sendall(self.challenge)  # a few bytes, which the kernel always takes
 
     def hear(self) -> bytes | None:
-        """The whole of what a caller says, once it is here; not a byte more is read."""
+        """Return the caller's whole proof once it is here, else None. Reads not a byte more."""
         part = self.socket.recv(self._length - len(self._heard))
         if not part:
             raise Refused("it hung up")
@@ -179,7 +278,7 @@ class _Guest:
     def dismiss(self, why: str) -> None:
         try:
             self.socket.send(handshake.refusal(why))
-        except OSError:  # it does not want to know
+        except OSError:  # the caller has gone
             return
         finally:
             self.socket.close()
@@ -190,104 +289,3 @@ def _name(connected: socket.socket, address: object) -> str:
         return "a unix socket"
     assert isinstance(address, tuple)
     return words((address[0], address[1]))
-
-
-# --- dial ---
-# The caller's side of a connection's beginning.
-
-_PAUSE = 0.02
-_ATTEMPT = 2.0
-"""Seconds for the network to bring about a connection."""
-
-
-def unhalted() -> str | None:
-    """Nothing calls this off."""
-    return None
-
-
-def connect(
-    address: Address,
-    key: bytes,
-    *,
-    role: str,
-    deadline: float,
-    patience: float = SILENCE,
-    seal: bool | None = None,
-    halted: Callable[[], str | None] = unhalted,
-) -> Connection:
-    """Tries for `deadline` seconds; somebody who refuses is not asked twice.
-
-    `role` says who calls. `patience`: how many seconds a peer of another host may be silent. `seal`
-    is whether to encrypt: None is as it has to be. `halted`: why nobody is to be waited for.
-    """
-    wait = _Wait(address, deadline, halted)
-    while True:
-        try:
-            return _attempt(address, key, role, patience, seal, wait)
-        except (OSError, EOFError) as error:
-            wait.reason = getattr(error, "strerror", None) or str(error)
-        wait.look()
-        time.sleep(_PAUSE)
-
-
-class _Wait:
-    """Ends it in time."""
-
-    def __init__(self, address: Address, deadline: float, halted: Callable[[], str | None]) -> None:
-        self._until = time.monotonic() + deadline
-        self._where, self._deadline, self._halted = words(address), deadline, halted
-        self.reason = "somebody listens there, and does not answer"
-
-    def look(self) -> None:
-        if why := self._halted():
-            raise PeerError(why)
-        if time.monotonic() > self._until:
-            raise PeerError(f"nobody at {self._where} within {self._deadline:g} s: {self.reason}")
-
-
-def _attempt(
-    address: Address, key: bytes, role: str, patience: float, seal: bool | None, wait: _Wait
-) -> Connection:
-    connected = open_socket(address, _ATTEMPT)
-    try:
-        connected.settimeout(TICK)
-        card = Card(role, os.getpid(), this_host())
-        terms = _greet(connected, key, card, seal, wait)._replace(where=words(address))
-        return Connection(connected, terms._replace(patience=patience))
-    except Refused as error:
-        connected.close()
-        raise PeerError(f"no connection to {words(address)}: {error}") from None
-    except BaseException:
-        connected.close()
-        raise
-
-
-def _greet(
-    connected: socket.socket, key: bytes, card: Card, seal: bool | None, wait: _Wait
-) -> Terms:
-    wanted = not stays_here(connected) if seal is None else seal
-    nonce = handshake.fresh_nonce()
-    heard = _exactly(connected, handshake.CHALLENGE, wait)
-    theirs, asked = handshake.read_challenge(heard)
-    said = handshake.call(key, nonce, wanted, card, heard)
-    connected.sendall(said)
-    start = _exactly(connected, handshake.ANSWER, wait)
-    reply = start + _exactly(connected, handshake.answer_length(start) - len(start), wait)
-    peer = handshake.read_answer(key, reply, heard + said)
-    found = handshake.keys(key, theirs, nonce, calling=True)
-    pid = visible(peer, card, connected)
-    return Terms(peer, "", found, wanted or asked, pid, SILENCE)
-
-
-def _exactly(connected: socket.socket, count: int, wait: _Wait) -> bytes:
-    found = bytearray()
-    while len(found) < count:
-        try:
-            part = connected.recv(count - len(found))
-        except TimeoutError:
-            wait.look()
-            continue
-        if not part:
-            raise EOFError("it hung up before it said who it is")
-        found += part
-    return bytes(found)

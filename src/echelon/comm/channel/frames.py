@@ -1,15 +1,17 @@
-"""Frame header, buffers.
-
-Frames: a fixed header, a short head of structs or JSON, a body of raw bytes.
+"""The format of frames: a fixed header, a short head of structs or JSON, a body of raw bytes.
 
      0      4        5     6     8            12    20           28          32      36
     ┌──────┬────────┬─────┬─────┬────────────┬─────┬────────────┬───────────┬───────┬─ ─ ─┬─ ─ ─┐
     │ magic│version │kind │zero │head length │ seq │body length │head check │ check │head │body │
     └──────┴────────┴─────┴─────┴────────────┴─────┴────────────┴───────────┴───────┴─ ─ ─┴─ ─ ─┘
 
-Little-endian. The checks are CRC-32, of the head and of all before; the last one starts from a
-value that both ends derive for each frame: a frame that is lost, doubled, cut or of another
-connection does not fit. No length is believed before it does, nor above what the receiver allows.
+Little-endian. Both checks are CRC-32: the head check covers the head, the check covers all header
+fields before it. The check starts from a value that both ends derive for each frame, so a frame
+that was lost, doubled, cut or sent on another connection fails it. The receiver uses no length
+before this check, and none above the limit that it has set.
+
+`pack` and `parse` write and read headers. The functions at the end give the bytes of a body without
+a copy. How frames travel, plain or encrypted, is in `echelon.comm.channel.stream`.
 """
 
 from __future__ import annotations
@@ -25,22 +27,18 @@ from torch import Tensor
 
 from echelon.core.errors import PeerError
 
-# --- frames ---
-
 VERSION = 1
-"""Of frames and handshake. Both ends need the same one."""
+"""Protocol version of frames and handshake. Both ends need the same one."""
 MAGIC = b"ECHf"
 HEADER = 36
 HEAD_LIMIT = 64 * 1024
-
 OWN = 240
-"""Kinds from here on are the channel's own."""
+"""Kinds from here on belong to the channel itself; smaller ones belong to its users."""
 PING = 255
 SEGMENT = 254
 PING_START = MAGIC + bytes([VERSION, PING])
-"""What a ping begins with."""
+"""The first bytes of every ping."""
 _KNOWN = (PING, SEGMENT)
-
 _FIELDS = struct.Struct("<4sBBHIQQI")
 _CHECK = struct.Struct("<I")
 _CHECKED = _FIELDS.size
@@ -48,7 +46,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 class Frame(NamedTuple):
-    """What came, but for its body: that is taken from the connection."""
+    """A received frame without its body, which `Connection.take` reads."""
 
     kind: int
     seq: int
@@ -57,7 +55,7 @@ class Frame(NamedTuple):
     """Bytes of the body."""
 
     def fields(self) -> dict[str, Any]:
-        """The head, where it is a JSON object."""
+        """Return the head as a JSON object; PeerError if it is none."""
         try:
             found = json.loads(self.head)
         except (ValueError, RecursionError):
@@ -67,17 +65,8 @@ class Frame(NamedTuple):
         return found
 
 
-class Header(NamedTuple):
-    """As it is on the wire."""
-
-    kind: int
-    head: int
-    seq: int
-    body: int
-    head_check: int
-
-
 def head_bytes(head: Mapping[str, Any] | bytes) -> bytes:
+    """Return a head as it is sent: bytes as they are, a mapping as JSON."""
     found = head if isinstance(head, bytes) else _JSON.encode(head).encode()
     if len(found) > HEAD_LIMIT:
         raise ValueError(f"a head of {len(found):,} bytes is over the limit of {HEAD_LIMIT:,}")
@@ -85,7 +74,10 @@ def head_bytes(head: Mapping[str, Any] | bytes) -> bytes:
 
 
 def pack(kind: int, seq: int, head: bytes, body: int, start: int, *, sealed: bool = False) -> bytes:
-    """The header. Of a sealed head there is no check: it would show something of it."""
+    """Return the header of a frame. `start` is the start value of its check.
+
+    A sealed head has no check of its own, which would reveal something about it.
+    """
     if not (0 <= kind < OWN or kind in _KNOWN):
         raise ValueError(f"{kind} is no kind of frame: 0 to {OWN - 1}")
     fields = _FIELDS.pack(
@@ -94,8 +86,21 @@ def pack(kind: int, seq: int, head: bytes, body: int, start: int, *, sealed: boo
     return fields + _CHECK.pack(crc32(fields, start))
 
 
+class Header(NamedTuple):
+    """The fields of a frame's header. `head` and `body` are lengths in bytes."""
+
+    kind: int
+    head: int
+    seq: int
+    body: int
+    head_check: int
+
+
 def parse(data: memoryview, start: int, limit: int) -> Header:
-    """The header that `data` is, all checked but the head."""
+    """Return the header in `data` after checking everything but the head.
+
+    `start` is the start value of its check, `limit` the largest body allowed.
+    """
     magic, version, kind, zero, head, seq, body, head_check = _FIELDS.unpack_from(data)
     if magic != MAGIC:
         raise PeerError("what came is no frame")
@@ -113,41 +118,42 @@ def parse(data: memoryview, start: int, limit: int) -> Header:
 
 
 def read_head(header: Header, data: memoryview) -> bytes:
-    """The head that `data` is, if it is the one that was sent."""
+    """Return `data` as bytes if it is the head that was sent."""
     head = bytes(data)
     if crc32(head) != header.head_check:
         raise PeerError("the head of a frame was changed on its way")
     return head
 
 
-# --- buffers ---
-# Tensors as the bytes they are, and bytes in chunks.
+# The bytes of a body, without a copy
+
 
 Buffer = Tensor | memoryview | bytearray | bytes
 CHUNK = 1 << 20
-"""Bytes after which progress is reported."""
+"""Bytes of a body between two reports of progress."""
 NOTHING = memoryview(bytearray())
-
-
-_WRITABLE = 0x200
+_WRITABLE = 0x200  # PyBUF_WRITE
 _memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _memory.restype = ctypes.py_object
 
 
 def view(buffer: Buffer) -> memoryview:
-    """The bytes themselves, no copy. Those of a tensor live as long as the tensor does."""
+    """Return the bytes of a buffer without a copy. A tensor's are valid while the tensor lives."""
     if not isinstance(buffer, Tensor):
         return memoryview(buffer).cast("B")
     if not buffer.is_contiguous() or not buffer.is_cpu:
         raise ValueError("only contiguous tensors in main memory go over the wire")
     size = buffer.numel() * buffer.element_size()
-    # Any dtype, and a third of the time that the way through numpy takes.
+    # Works for any dtype, and takes a third of the time of the way through numpy.
     return _memory(buffer.data_ptr(), size, _WRITABLE) if size else NOTHING
 
 
 def chunks(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
-    """`size` bytes at a time of all of them together, in one piece or more."""
+    """Cut the concatenation of all views into chunks of `size` bytes.
+
+    A chunk is a list of pieces; the last chunk may be shorter.
+    """
     gathered: list[memoryview] = []
     room = size
     for whole in views:
@@ -165,7 +171,7 @@ def chunks(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]
 
 
 def after(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of them without the first `count` bytes."""
+    """Return what remains of the views without their first `count` bytes."""
     for at, whole in enumerate(views):
         if count < len(whole):
             return [whole[count:], *views[at + 1 :]]

@@ -1,12 +1,14 @@
-"""Both ends prove that they know the run's key, and neither sends it.
+"""The handshake: both ends prove that they know the run's key, and neither sends it.
 
     listener ──▶ challenge  version, nonce
     caller   ──▶ proof      version, nonce, card, HMAC(key, caller's label + all said so far)
     listener ──▶ answer     card, HMAC(key, listener's label + all said so far)   or a refusal
 
-The nonces are fresh, so nothing heard before is of use; the labels differ, so no answer can be
-sent back as one's own; all that is said is under the proofs, so nothing of it can be changed. The
-session's keys, one per direction, come from the run's key and both nonces.
+The nonces are fresh, so recorded messages are of no use. The labels differ, so no proof can be sent
+back as one's own. The proofs cover all messages so far, so none of them can be changed. The keys of
+the session, one per direction, are derived from the run's key and both nonces.
+
+This module makes and reads the messages; `echelon.comm.channel.endpoint` sends and receives them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ CARD_LIMIT = 512
 _MAGIC = b"ECHh"
 _CALLER = b"echelon channel caller 1"
 _LISTENER = b"echelon channel listener 1"
-_SEAL = 1  # flag: encryption is wanted
+_SEAL = 1  # flag: this end wants encryption
 _YES, _NO = 1, 0
 
 _CHALLENGE = struct.Struct(f"<4sHH{NONCE}s")
@@ -37,11 +39,11 @@ CHALLENGE, CALL, ANSWER = _CHALLENGE.size, _CALL.size, _ANSWER.size
 
 
 class Refused(PeerError):
-    """This peer cannot be talked to: `str` says why."""
+    """The handshake failed: `str` says why."""
 
 
 class Card(NamedTuple):
-    """Who somebody is."""
+    """How one end of a connection introduces itself."""
 
     role: str
     pid: int
@@ -66,13 +68,13 @@ class Card(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Of one connection, as one end sees it."""
+    """The keys of one connection, as one end uses them."""
 
     send: bytes
     receive: bytes
     send_start: int
     receive_start: int
-    """Where the checks of frames start."""
+    """Start value of the first received frame's check; `send_start` is that of the first sent."""
 
 
 def fresh_nonce() -> bytes:
@@ -80,25 +82,29 @@ def fresh_nonce() -> bytes:
 
 
 def challenge(nonce: bytes, seal: bool) -> bytes:
+    """Return the listener's first message."""
     return _CHALLENGE.pack(_MAGIC, VERSION, _SEAL if seal else 0, nonce)
 
 
 def read_challenge(data: bytes) -> tuple[bytes, bool]:
-    """The listener's nonce, and whether it wants encryption."""
+    """Return the listener's nonce, and whether it wants encryption."""
     magic, version, flags, nonce = _CHALLENGE.unpack(data)
     _look(magic, version, flags)
     return nonce, bool(flags)
 
 
 def call(key: bytes, nonce: bytes, seal: bool, card: Card, heard: bytes) -> bytes:
-    """The caller's proof; `heard` is the challenge."""
+    """Return the caller's proof; `heard` is the challenge."""
     text = card.pack()
     said = _CALL.pack(_MAGIC, VERSION, _SEAL if seal else 0, nonce, len(text)) + text
     return said + _proof(key, _CALLER, heard, said)
 
 
 def call_length(data: bytes) -> int:
-    """Of the whole proof, from its first `CALL` bytes; those of strangers are refused here."""
+    """Return the length of the caller's proof, given its first `CALL` bytes.
+
+    Refuse callers that do not speak this protocol.
+    """
     magic, version, flags, _, card = _CALL.unpack(data)
     _look(magic, version, flags)
     if card > CARD_LIMIT:
@@ -107,7 +113,10 @@ def call_length(data: bytes) -> int:
 
 
 def read_call(key: bytes, data: bytes, said: bytes) -> tuple[bytes, bool, Card]:
-    """The caller's nonce, whether it wants encryption, and its card. `said`: our challenge."""
+    """Check the caller's proof; return its nonce, whether it wants encryption, and its card.
+
+    `said` is the listener's challenge.
+    """
     _, _, flags, nonce, _ = _CALL.unpack_from(data)
     body, proof = data[:-PROOF], data[-PROOF:]
     if not hmac.compare_digest(proof, _proof(key, _CALLER, said, body)):
@@ -116,18 +125,20 @@ def read_call(key: bytes, data: bytes, said: bytes) -> tuple[bytes, bool, Card]:
 
 
 def answer(key: bytes, card: Card, heard: bytes) -> bytes:
-    """`heard`: challenge and proof."""
+    """Return the listener's answer; `heard` is the challenge and the caller's proof."""
     text = card.pack()
     said = _ANSWER.pack(_MAGIC, _YES, len(text)) + text
     return said + _proof(key, _LISTENER, heard, said)
 
 
 def refusal(why: str) -> bytes:
+    """Return the listener's answer to a caller that it turns away."""
     text = why.encode()[:CARD_LIMIT]
     return _ANSWER.pack(_MAGIC, _NO, len(text)) + text + bytes(PROOF)
 
 
 def answer_length(data: bytes) -> int:
+    """Return the length of the listener's answer, given its first `ANSWER` bytes."""
     magic, verdict, size = _ANSWER.unpack(data)
     if magic != _MAGIC or verdict not in (_YES, _NO) or size > CARD_LIMIT:
         raise Refused("no Echelon is listening there")
@@ -135,7 +146,7 @@ def answer_length(data: bytes) -> int:
 
 
 def read_answer(key: bytes, data: bytes, said: bytes) -> Card:
-    """`said`: challenge and proof."""
+    """Check the listener's answer and return its card; `said` is the challenge and the proof."""
     _, verdict, _ = _ANSWER.unpack_from(data)
     body, proof = data[:-PROOF], data[-PROOF:]
     if verdict == _NO:
@@ -147,7 +158,7 @@ def read_answer(key: bytes, data: bytes, said: bytes) -> Card:
 
 
 def keys(key: bytes, listener: bytes, caller: bytes, *, calling: bool) -> Keys:
-    """HKDF (RFC 5869) of the run's key, salted with both nonces."""
+    """Derive the session's keys: HKDF (RFC 5869) of the run's key, salted with both nonces."""
     root = hmac.digest(listener + caller, key, "sha256")
     there, there_start = _derived(root, b"to the listener")
     back, back_start = _derived(root, b"to the caller")

@@ -1,1 +1,1 @@
-"""The trainer's side of a parameter server: one conversation with every shard."""
+"""The trainer's side of a parameter server, and the messages, layout and state of both sides."""

@@ -1,11 +1,22 @@
-"""ServerGroup: all shards as one trainer sees them.
-
-The shards of the parameters, as one trainer sees them.
+"""`Servers`: all shards of a parameter server as one trainer uses them.
 
     set_up ─▶ (upload) ─▶ enter ─▶ pull ─▶ [ready … ready] ─▶ push ─▶ outcome ─▶ … ─▶ close
 
-Weights and gradients are flat memory, one view per parameter. Where all shards are on this host and
-nobody computes while updates are made, `weights` is memory of the shards themselves.
+Weights and gradients are flat memory, one view per parameter. If all shards are on this host and no
+trainer computes while updates are made, `weights` is the memory of the shards themselves.
+
+There is a `Link` to every shard. Shard 0 is the gate, which decides about pushes and answers them.
+If the shards have replicas, a lost shard's link is opened again to the replica that took over, and
+the open `Request` is sent again.
+
+A set-up sends the layout of the parameters and the rules of the updates, and shares memory:
+
+    trainer                          shard 0                     shard k
+    SET_UP layout, rules  ─────────▶ the first one makes it so; the others have to say the same
+    SET_UP layout, rules  ─────────────────────────────────────▶ (asks shard 0 for its memory)
+    ◀────────────────────── ANSWER pid, incarnation, version, shared
+    ROOM + segments       ─────────▶ mapped                      mapped          memory plane alone
+    ◀────────────────────── ANSWER (+ the weights' segment, of shard 0)
 """
 
 from __future__ import annotations
@@ -17,30 +28,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from echelon.comm.channel import Segment
-from echelon.comm.ps.layout import Layout, Partition
-from echelon.comm.ps.link import Link, LostShard, TcpLink, Terms, dial
+from echelon.comm.ps.layout import Layout, Partition, Room
+from echelon.comm.ps.link import Link, LostShard, TcpLink, Terms, open_link
 from echelon.comm.ps.messages import MOST_MISSING, Kind, Outcome, PushHead, ShardAddress, to_bytes
 from echelon.comm.ps.rows import RemoteTables
 from echelon.comm.ps.state import collect, hand_out
 from echelon.core.errors import PeerError, TrainingError
 from echelon.core.types import Lease
 
-# --- servers ---
-
+_LAST = 16
+"""Staleness of this many versions or more is counted together."""
 T = TypeVar("T")
 
 
 class Servers:
-    """Of one trainer, and for one thread."""
+    """The connections of one trainer to all shards. For use by one thread."""
 
     weights: list[Tensor]
-    """Per parameter; other tensors after every `set_up`."""
+    """Per parameter. `set_up` replaces these tensors by others."""
     slots: list[Tensor]
-    """Per parameter, where its gradient belongs before `ready` or `push`; zeros at first."""
+    """Per parameter, where to write its gradient before `ready` or `push`; zeros at first."""
 
     def __init__(
         self,
@@ -59,17 +69,21 @@ class Servers:
         self._links: list[Link] = []
         self._rooms: Rooms | None = None
         self._tally = Tally()
-        self._seq = time.time_ns()  # larger than any of a process that had this number before
+        # Numbers of pushes: larger than those of any earlier process with this member number.
+        self._seq = time.time_ns()
         self._generation = self._incarnation = 0
         self._entered: dict[str, Any] = {}
         self._request: Request | None = None
         self._replicated = False
         self.weights, self.slots = [], []
         self.tables = RemoteTables([])
-        """Tables of rows, if the model has any: what is staged there is part of the next push."""
+        """Tables of rows, if the model has any. Gradients staged there go with the next push."""
 
     def set_up(self, layout: Layout, rules: Mapping[str, Any]) -> bool:
-        """Whether the shards are empty, so that somebody has to `upload`. May be called again."""
+        """Connect to all shards. Return whether they are empty, so that a trainer has to `upload`.
+
+        May be called again.
+        """
         self._close_links()
         self._plan = Plan.of(layout, len(self._shards), rules)
         answers = []
@@ -85,20 +99,21 @@ class Servers:
         self._request = None
         self._replicated = bool(rules.get("replicas", 0))
         lives = {answer.incarnation for answer in answers}
-        # Of an upload that is still to come, perhaps by another trainer, nothing is known.
+        # 0, unless all shards have the same upload: it is still to come, or another trainer is in
+        # the middle of it.
         self._incarnation = lives.pop() if len(lives) == 1 else 0
         return not self._incarnation
 
     def upload(self, state: Mapping[str, Any]) -> None:
-        """What a strategy saves, divided over the shards; whatever they had is gone."""
+        """Replace all that the shards have by a strategy's saved state, divided over the shards."""
         self._incarnation = incarnation = secrets.randbits(62) + 1
         hand_out(self._links, self._plan.partition, state, incarnation)
         self.tables.upload()
-        for link in self._links:  # one that is broken off before counts for nothing
+        for link in self._links:  # an upload that is broken off before this does not count
             link.call("uploaded", incarnation=incarnation)
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
-        """Take part in a generation; pushes of older ones are void from here on."""
+        """Take part in a generation. From here on, pushes of older generations are void."""
         self._entered = {"generation": generation, "members": list(members)}
         self._request = None
         self._insist(lambda: self._announce(self._gate))
@@ -110,21 +125,21 @@ class Servers:
             gate.ask(Kind.ENTER, self._entered, what=what)
         except PeerError:
             raise
-        except TrainingError as error:  # refused: the others went on without this trainer
+        except TrainingError as error:  # refused: the other trainers went on without this one
             raise PeerError(str(error)) from None
 
     @property
     def sends(self) -> bool:
-        """Whether gradients are sent, once, so that they need not be in slots: see `give`."""
+        """Whether gradients are sent, once only, so that they need not lie in slots: see `give`."""
         return not self._replicated and not any(link.memory for link in self._links)
 
     def give(self, at: int, gradient: Tensor) -> None:
-        """Instead of `slots[at]`: flat memory that stays as it is until the push is answered."""
+        """Use this flat gradient instead of `slots[at]`. It must not change before the outcome."""
         for link in self._links:
             link.give(at, gradient)
 
     def ready(self, at: int) -> None:
-        """`slots[at]` is final: it may be on its way."""
+        """Say that `slots[at]` is final, so that it can be sent."""
         for link in self._links:
             link.ready(at)
 
@@ -138,9 +153,11 @@ class Servers:
         square: float = 0.0,
         missing: Sequence[int] = (),
     ) -> None:
-        """All slots are final: hand the gradients of these samples in.
+        """Hand in the gradients of these samples. All slots are final.
 
-        `square`: of their norm; `missing`: parameters without a gradient, whose slots are zeros.
+        `based_on` is the version of the weights they were computed with, `row` is summed over
+        pushes, `square` is the square of their norm, and `missing` are the parameters without a
+        gradient, whose slots are zeros.
         """
         if len(missing) > MOST_MISSING:
             raise TrainingError(
@@ -154,18 +171,21 @@ class Servers:
         self._ask(Request(self._seq, head, ahead=self.tables.send))
 
     def outcome(self) -> Outcome:
-        """What became of the push. Waits; `weights` are those of its version, if it has any."""
+        """Wait for the outcome of the push. `weights` are then of its version, if it has any."""
         request = self._request
         assert request is not None, "nothing was pushed"
         outcome = self._answer(request)
         self._tally.note(outcome)
-        if request.torn:  # a shard was replaced: all weights of one version, by asking for them
+        if request.torn:  # a shard was replaced: pull, so that all weights are of one version
             outcome = outcome._replace(version=self.pull(begin=not outcome.asked))
         return outcome
 
     def pull(self, *, begin: bool = True) -> int:
-        """Get the weights as they are, and their version: to `begin` a batch with, or to look at
-        in a meeting."""
+        """Fetch the current weights and return their version.
+
+        `begin` says that a batch will be computed with them; otherwise they are only looked at, in
+        a meeting of all trainers.
+        """
         while True:
             self._seq += 1
             request = Request(self._seq, begin=begin)
@@ -178,33 +198,35 @@ class Servers:
         return outcome.version
 
     def rest(self) -> None:
-        """Nothing to compute for now: nobody has to wait for this trainer's push."""
+        """Say that this trainer has nothing to compute, so that no trainer waits for its push."""
         self._call("rest")
 
     def leave_out(self, lease: Lease) -> None:
-        """These samples are done with, without an update."""
+        """Count these samples as consumed without an update."""
         self._call("leave_out", lease=list(lease))
 
     def observe(self, schedule: Mapping[str, Any]) -> None:
-        """The schedule's state after a validation result; it may be said again and again."""
+        """Send the schedule's state after a validation result. Sending it again changes nothing."""
         self._call("observe", schedule=dict(schedule))
 
     def records(self, recorded: int) -> list[tuple[int, ...]]:
-        """(epoch, start, stop, version, member) of what is applied after `recorded`; what is
-        before it is on record, and forgotten."""
+        """Return (epoch, start, stop, version, member) of all samples applied after `recorded`.
+
+        The servers forget the samples of that version and before: the journal has them.
+        """
         return [tuple(record) for record in self._call("records", recorded=recorded)["records"]]
 
     def ledger(self) -> dict[str, Any]:
-        """Which samples are consumed, as `Ledger.state_dict` says it."""
+        """Return which samples are consumed, in the form of `Ledger.state_dict`."""
         found: dict[str, Any] = self._call("ledger")["ledger"]
         return found
 
     def state(self) -> dict[str, Any]:
-        """The cut by names, while nobody pushes."""
+        """Return the whole state by names, for a checkpoint. No trainer may push meanwhile."""
         return self._insist(lambda: collect(self._links, self._plan.partition))
 
     def figures(self) -> dict[str, float]:
-        """Staleness, bytes, seconds and fates of this trainer; the shards' own seconds."""
+        """Return this trainer's staleness, bytes, seconds and outcomes, and the shards' seconds."""
         found = self._tally.figures()
         found["bytes_pushed"] = float(self._tally.pushed + sum(x.pushed for x in self._links))
         found["bytes_pulled"] = float(self._tally.pulled + sum(x.pulled for x in self._links))
@@ -225,7 +247,7 @@ class Servers:
         return self._insist(lambda: self._gate.call(name, **arguments))
 
     def _insist(self, question: Callable[[], T]) -> T:
-        """Ask again where somebody was lost and another one took over."""
+        """Return what `question` returns; ask again where a replica took over a lost shard."""
         if not self._links:
             raise PeerError("this trainer is not connected to the servers")
         while True:
@@ -236,16 +258,19 @@ class Servers:
 
     def _ask(self, request: Request) -> None:
         self._request = request
-        for at in reversed(range(len(self._links))):  # the gate last: it waits for word of others
+        for at in reversed(range(len(self._links))):  # the gate last: it waits for the other shards
             while not self._sent(request, at):
                 continue
 
     def _sent(self, request: Request, at: int) -> bool:
-        """Whether this shard has it; another one may be lost meanwhile."""
+        """Send a request to one shard; return whether it has it.
+
+        False if another shard was lost meanwhile: then this one has to be asked again.
+        """
         try:
             request.send(self._links[at])
         except LostShard as lost:
-            self._replace(lost)  # who is told itself
+            self._replace(lost)  # which sends the request to the replacement
             return lost.shard == at
         return True
 
@@ -257,9 +282,10 @@ class Servers:
                 self._replace(lost)
 
     def _replace(self, lost: LostShard) -> None:
-        """Go on with whoever took the shard's place, and ask it again; if nobody does, it is lost.
+        """Connect to the replica that takes the shard's place, and send the open request again.
 
-        What its twin has is all that anybody was told of, and more than this trainer was.
+        Raise `lost` if there are no replicas, or none takes over in time. The replica has every
+        update that a trainer has heard of, perhaps more than this one.
         """
         shard = lost.shard
         if not self._replicated:
@@ -300,7 +326,7 @@ class Servers:
             link.check(what)
 
     def _drop(self, link: Link) -> None:
-        """Its bytes count all the same, once."""
+        """Close a link, and count its bytes once."""
         self._tally.pushed += link.pushed
         self._tally.pulled += link.pulled
         link.pushed = link.pulled = 0
@@ -315,19 +341,8 @@ class Servers:
             self._rooms = None
 
 
-# --- set_up ---
-# The first words between a trainer and the shards: what is trained, by which rules, and where.
-#
-# trainer                          shard 0                     shard k
-# SET_UP layout, rules  ─────────▶ the first one makes it so; the others have to say the same
-# SET_UP layout, rules  ─────────────────────────────────────▶ (asks shard 0 for its memory)
-# ◀────────────────────── ANSWER pid, incarnation, version, shared
-# ROOM + segments       ─────────▶ mapped                      mapped          memory plane alone
-# ◀────────────────────── ANSWER (+ the weights' segment, of shard 0)
-
-
 class Plan(NamedTuple):
-    """What a trainer says first."""
+    """What a trainer says in SET_UP."""
 
     partition: Partition
     document: bytes
@@ -339,18 +354,13 @@ class Plan(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a shard answers."""
+    """A shard's answer to SET_UP."""
 
     incarnation: int
-    """Of which upload its weights are; 0: it has none."""
+    """The upload that its weights come from; 0 if it has none."""
     version: int
     shared: bool
-    """Whether its weights lie in memory that trainers of its host may map."""
-
-
-def open_link(address: ShardAddress, terms: Terms) -> Link:
-    connection, memory = dial(address, terms)
-    return (Link if memory else TcpLink)(address, connection, terms)
+    """Whether its weights lie in memory that trainers on its host may map."""
 
 
 def introduce(link: Link, plan: Plan) -> Ready:
@@ -363,9 +373,51 @@ def introduce(link: Link, plan: Plan) -> Ready:
     raise LostShard(f"{link} gave an answer to the set-up that makes no sense", link.address.index)
 
 
+@dataclass(slots=True)
+class Request:
+    """A push (if it has a head) or a pull that waits for its outcome.
+
+    It is kept so that a replica that takes over can be asked again.
+    """
+
+    seq: int
+    head: PushHead | None = None
+    begin: bool = True
+    """Whether a batch follows a pull."""
+    ahead: Callable[[Link], None] = lambda _: None
+    """Sends the gradients of rows, which go ahead of a push."""
+    outcome: Outcome | None = None
+    """The gate's answer, once it is here."""
+    torn: bool = False
+    """Whether a shard was replaced meanwhile, so that its weights may be of another version."""
+    given: set[int] = field(default_factory=set)
+    """Shards whose weights of the outcome's version are here."""
+
+    def send(self, link: Link) -> None:
+        """Send the request to one shard. Pulls go to the gate only."""
+        if self.head is not None:
+            self.ahead(link)
+            link.push(self.seq, self.head)
+        elif link.address.index == 0:
+            link.send(Kind.PULL, b"" if self.begin else b"look", seq=self.seq, what="a pull")
+
+    def receive(self, links: list[Link]) -> Outcome:
+        """Wait for the gate's answer, and for the weights of all shards if they come with it."""
+        if self.outcome is None:
+            self.outcome = links[0].outcome(self.seq)
+        if self.outcome.weights and not self.torn:
+            for link in links[1:]:
+                if link.address.index not in self.given:
+                    link.given(self.seq)
+                    self.given.add(link.address.index)
+        return self.outcome
+
+
 class Rooms:
-    """This trainer's gradients and weights. Segments stay open: another process may have to be
-    shown them, when a shard moves."""
+    """The memory of a trainer's gradients and weights.
+
+    Segments stay open: when a shard moves, they are shown to another process.
+    """
 
     def __init__(self, layout: Layout, links: Sequence[Link], *, shared: bool) -> None:
         self._layout = layout
@@ -375,11 +427,11 @@ class Rooms:
         self._gradients = Segment.create(size) if memory else None
         self._weights = Segment.create(size) if memory and not shared else None
         self.gradients = self._room(self._gradients)
-        self.gradients.clear()  # the gaps between parameters have to be zeros
+        self.gradients.clear()  # the gaps between parameters must be zeros
         self.weights = self._room(self._weights) if not shared else self.gradients
 
     def show(self, link: Link, partition: Partition) -> None:
-        """Let this link's shard know where to read and write."""
+        """Give a link, or its shard, the places of gradients and weights."""
         if isinstance(link, TcpLink):
             link.furnish(partition, self.gradients.flats, self.weights.flats)
             return
@@ -398,59 +450,14 @@ class Rooms:
         return Room(self._layout, None if segment is None else segment.tensor)
 
 
-# --- request ---
-# What a trainer is waiting for, kept so that it can be asked again where a twin took over.
-
-
-@dataclass(slots=True)
-class Request:
-    """A push, if it has a head, or else a pull."""
-
-    seq: int
-    head: PushHead | None = None
-    begin: bool = True
-    """Of a pull: whether a batch follows."""
-    ahead: Callable[[Link], None] = lambda _: None
-    """Sends what goes ahead of a push: gradients of rows."""
-    outcome: Outcome | None = None
-    """What the gate has answered."""
-    torn: bool = False
-    """Whether a shard was replaced meanwhile, so that its weights may be of another version."""
-    given: set[int] = field(default_factory=set)
-
-    def send(self, link: Link) -> None:
-        """To one shard; the gate alone hears of pulls."""
-        if self.head is not None:
-            self.ahead(link)
-            link.push(self.seq, self.head)
-        elif link.address.index == 0:
-            link.send(Kind.PULL, b"" if self.begin else b"look", seq=self.seq, what="a pull")
-
-    def receive(self, links: list[Link]) -> Outcome:
-        """The gate's answer, and the weights of all shards if they come with it."""
-        if self.outcome is None:
-            self.outcome = links[0].outcome(self.seq)
-        if self.outcome.weights and not self.torn:
-            for link in links[1:]:
-                if link.address.index not in self.given:
-                    link.given(self.seq)
-                    self.given.add(link.address.index)
-        return self.outcome
-
-
-# --- tally ---
-# What a trainer's updates cost, and what became of them.
-
-_LAST = 16
-"""Staleness from here on is counted as one."""
-
-
 class Tally:
+    """Counts of a trainer's outcomes, their staleness, and bytes."""
+
     def __init__(self) -> None:
         self._fates: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
         self.pushed = self.pulled = 0
-        """Bytes over connections that are closed."""
+        """Bytes over connections that are closed by now."""
 
     def note(self, outcome: Outcome) -> None:
         self._fates[outcome.kind] += 1
@@ -463,33 +470,3 @@ class Tally:
         found["duplicates"] = float(self._fates["done"])
         found["refused"] = float(sum(self._fates[kind] for kind in ("late", "refused", "void")))
         return found
-
-
-# --- room ---
-# Memory for one value per parameter: whole flats, and each parameter's view of them.
-
-_PAGE = 4096
-
-
-class Room:
-    """`memory` is bytes, one flat behind the other, each a whole number of cache lines."""
-
-    def __init__(self, layout: Layout, memory: Tensor | None = None) -> None:
-        if memory is None:
-            memory = torch.empty(layout.bytes, dtype=torch.uint8)
-        assert memory.numel() >= layout.bytes, f"{memory.numel()} bytes of {layout.bytes}"
-        self.memory = memory
-        self.flats: list[Tensor] = []
-        start = 0
-        for flat in layout.flats:
-            self.flats.append(memory[start : start + flat.bytes].view(flat.dtype))
-            start += flat.bytes
-        self.views = layout.views(self.flats)
-
-    def clear(self) -> None:
-        """Zeros, and every page touched now: a first touch costs more than a copy."""
-        self.memory.zero_()
-
-    def touch(self) -> None:
-        """Have every page mapped, whatever it holds."""
-        self.memory[::_PAGE].sum()

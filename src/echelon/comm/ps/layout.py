@@ -1,11 +1,19 @@
-"""Parameter → flat → shard.
+"""Where each parameter lies: in which flat, on which shard, in which chunk of a push.
 
-Which parameter lies where in the flats: one flat per dtype and penalty, in the model's order.
+`Layout` puts parameters into flats, one for each dtype and penalty, in the model's order:
 
     flat 0, float32, penalised   │ 0.weight         │ 2.weight   │ 4.weight │
     flat 1, float32              │ 0.bias │ 2.bias │ 4.bias │
 
 Every slot begins at a cache line, so there are small gaps. They hold zeros, in gradients too.
+
+`Partition` divides the flats over shards in even shares of bytes, which cuts large tensors up:
+
+    flats     │ 0 · · · · · · · · · · · · · · │ 1 · · · │
+    shards    │ 0           │ 1               │         │      cut at cache lines
+
+`Cutting` cuts one shard's part of a push into chunks, which leave as soon as they are complete.
+Backward finishes the last layers first, so their chunks come first. `Progress` counts.
 """
 
 from __future__ import annotations
@@ -24,10 +32,8 @@ from torch import Tensor
 from echelon.comm.ps.messages import CHUNK, Chunk
 from echelon.core.errors import PeerError
 
-# --- layout ---
-
 ALIGN = 64
-"""Bytes: a cache line."""
+"""Bytes of a cache line."""
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -35,51 +41,13 @@ DTYPES = {
     "float64": torch.float64,
 }
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
+# Limits of a layout that comes from a peer.
 MOST_SLOTS, LONGEST_NAME, MOST_AXES, MOST_VALUES = 1 << 20, 1024, 16, 1 << 42
-
-
-class BadLayout(PeerError):
-    """A peer's layout makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One parameter's place: `size` values from `start` on, strided in there as in the model."""
-
-    name: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    penalised: bool
-    flat: int
-    start: int
-    size: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.size
-
-    def of(self, flat: Tensor) -> Tensor:
-        """This parameter, shaped, in its flat."""
-        return self.shaped(flat[self.start : self.stop])
-
-    def shaped(self, values: Tensor) -> Tensor:
-        """Its values as they lie one behind the other, seen as the parameter."""
-        return values.as_strided(self.shape, self.stride, values.storage_offset())
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    dtype: torch.dtype
-    penalised: bool
-    size: int
-
-    @property
-    def bytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
+GAP = -1
+"""The "parameter" of a stretch between two parameters."""
 
 _Entry = tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+"""Name, shape, stride, dtype, penalised."""
 
 
 class Layout:
@@ -102,7 +70,7 @@ class Layout:
     def of(
         cls, names: Sequence[str], parameters: Sequence[Tensor], penalised: Sequence[bool]
     ) -> Layout:
-        # A parameter with gaps of its own lies dense in the flat: as a copy of it would.
+        # A parameter with gaps of its own lies dense in the flat, as a copy of it would.
         like = [torch.empty_like(p, device="meta") for p in parameters]
         return cls(
             [
@@ -115,24 +83,21 @@ class Layout:
     def bytes(self) -> int:
         return sum(flat.bytes for flat in self.flats)
 
-    def of_flat(self, flat: int) -> list[Slot]:
-        return [slot for slot in self.slots if slot.flat == flat]
-
     def views(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Per parameter, its place in whole flats, shaped and strided like it."""
+        """Return each parameter's place in whole flats, shaped and strided like the parameter."""
         return [slot.of(flats[slot.flat]) for slot in self.slots]
 
     def empty(self, device: str = "cpu") -> list[Tensor]:
-        """Whole flats of zeros."""
+        """Return whole flats of zeros."""
         return [torch.zeros(flat.size, dtype=flat.dtype, device=device) for flat in self.flats]
 
     def digest(self) -> str:
-        """The same for the same layout, anywhere."""
+        """Return a hash, the same for the same layout on every machine."""
         plain = json.dumps(self.to_json(), separators=(",", ":"))
         return hashlib.sha256(plain.encode()).hexdigest()
 
     def to_json(self) -> list[Any]:
-        """Plain data: [name, shape, stride, dtype, penalised] of each parameter."""
+        """Return plain data: [name, shape, stride, dtype, penalised] of each parameter."""
         return [
             [s.name, list(s.shape), list(s.stride), _WORDS[s.dtype], s.penalised]
             for s in self.slots
@@ -140,7 +105,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, plain: Any) -> Layout:
-        """The layout that a peer sent, if it is one."""
+        """Return the layout that a peer sent; BadLayout if it is none."""
         if not isinstance(plain, list) or not 0 < len(plain) <= MOST_SLOTS:
             raise BadLayout(f"a layout must be a list of 1 to {MOST_SLOTS} parameters")
         entries = [_entry(at, row) for at, row in enumerate(plain)]
@@ -149,6 +114,66 @@ class Layout:
         if sum(prod(entry[1]) for entry in entries) > MOST_VALUES:
             raise BadLayout(f"a layout of more than {MOST_VALUES} values")
         return cls(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter's place in a flat: `size` values from `start` on, strided as in the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    penalised: bool
+    flat: int
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return this parameter's place in its flat, shaped."""
+        return self.shaped(flat[self.start : self.stop])
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Return a row of this parameter's values as a view with the parameter's shape."""
+        return values.as_strided(self.shape, self.stride, values.storage_offset())
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    dtype: torch.dtype
+    penalised: bool
+    size: int
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class Room:
+    """Memory for one value per parameter: whole flats, and each parameter's view of them.
+
+    `memory` is the bytes of all flats, one behind the other, each a whole number of cache lines.
+    """
+
+    def __init__(self, layout: Layout, memory: Tensor | None = None) -> None:
+        if memory is None:
+            memory = torch.empty(layout.bytes, dtype=torch.uint8)
+        assert memory.numel() >= layout.bytes, f"{memory.numel()} bytes of {layout.bytes}"
+        self.memory = memory
+        self.flats: list[Tensor] = []
+        start = 0
+        for flat in layout.flats:
+            self.flats.append(memory[start : start + flat.bytes].view(flat.dtype))
+            start += flat.bytes
+        self.views = layout.views(self.flats)
+
+    def clear(self) -> None:
+        """Write zeros. This also touches every page: a first touch costs more than a copy."""
+        self.memory.zero_()
 
 
 def _entry(at: int, row: Any) -> _Entry:
@@ -171,7 +196,7 @@ def _are_counts(values: list[Any]) -> bool:
 
 
 def _is_dense(shape: list[int], stride: list[int]) -> bool:
-    """Whether every value has a place of its own, without gaps: nothing lies outside the slot."""
+    """Return whether the values have distinct places without gaps, all inside the slot."""
     if len(shape) != len(stride):
         return False
     if prod(shape) == 0:
@@ -186,42 +211,12 @@ def _aligned(size: int, dtype: torch.dtype) -> int:
     return -(-size // line) * line
 
 
-# --- partition ---
-# Which shard holds which stretch of the flats: even shares of bytes, large tensors cut up.
-#
-# flats     │ 0 · · · · · · · · · · · · · · │ 1 · · · │
-# shards    │ 0           │ 1               │         │      cut at cache lines
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Values [start, stop) of a flat."""
-
-    flat: int
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one shard holds of one parameter."""
-
-    shard: int
-    range: int
-    """Which of the shard's ranges."""
-    offset: int
-    """Where it begins in that range."""
-    start: int
-    """Where it begins among the parameter's own values, as they lie in memory."""
-    size: int
+class BadLayout(PeerError):
+    """A layout that came from a peer is invalid."""
 
 
 class Partition:
-    """The flats of a layout over so many shards. A small model may leave some with nothing."""
+    """The flats of a layout, divided over shards. With a small model some shards hold nothing."""
 
     def __init__(self, layout: Layout, shards: int) -> None:
         assert shards > 0, f"{shards} shards"
@@ -239,20 +234,20 @@ class Partition:
         return [self.layout.flats[r.flat].dtype for r in self._ranges[shard]]
 
     def pieces(self, at: int) -> list[Piece]:
-        """Where parameter `at` lies: one piece, unless it is cut up."""
+        """Return where parameter `at` lies: one piece, unless it is cut up."""
         return self._pieces[at]
 
     def bytes(self, shard: int) -> int:
-        """Of one copy of the shard's ranges, one behind the other."""
+        """Return the bytes of one copy of the shard's ranges."""
         flats = self.layout.flats
         return sum(r.size * flats[r.flat].dtype.itemsize for r in self._ranges[shard])
 
     def empty(self, shard: int) -> list[Tensor]:
-        """New memory for the shard's ranges, not filled."""
+        """Return new memory for the shard's ranges, not filled."""
         return self.carve(shard, torch.empty(self.bytes(shard), dtype=torch.uint8))
 
     def carve(self, shard: int, memory: Tensor) -> list[Tensor]:
-        """The shard's ranges in bytes of memory, one behind the other."""
+        """Divide bytes of memory among the shard's ranges, one behind the other."""
         found, start = [], 0
         for held, dtype in zip(self._ranges[shard], self.dtypes(shard), strict=True):
             stop = start + held.size * dtype.itemsize
@@ -261,7 +256,7 @@ class Partition:
         return found
 
     def cut(self, shard: int, flats: Sequence[Tensor]) -> list[Tensor]:
-        """The shard's ranges in whole flats."""
+        """Return the shard's ranges of whole flats."""
         return [flats[r.flat][r.start : r.stop] for r in self._ranges[shard]]
 
     def _cut(self, slot: Slot) -> Iterator[Piece]:
@@ -272,8 +267,35 @@ class Partition:
                     yield Piece(shard, at, start - held.start, start - slot.start, stop - start)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values [start, stop) of a flat."""
+
+    flat: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of one parameter that one shard holds."""
+
+    shard: int
+    range: int
+    """Number of the shard's range that holds it."""
+    offset: int
+    """Where it begins in that range."""
+    start: int
+    """Where it begins among the parameter's own values, in memory order."""
+    size: int
+
+
 def _between(layout: Layout, first: int, last: int) -> Iterator[Range]:
-    """What lies in bytes [first, last) of all flats one behind the other."""
+    """Yield the ranges in bytes [first, last) of all flats, one behind the other."""
     begin = 0
     for at, flat in enumerate(layout.flats):
         low, high = max(first, begin), min(last, begin + flat.bytes)
@@ -283,34 +305,17 @@ def _between(layout: Layout, first: int, last: int) -> Iterator[Range]:
         begin += flat.bytes
 
 
-# --- chunks ---
-# What one shard gets of a push, cut into chunks that leave as soon as they are complete.
-#
-# Backward is done with the last layers first, so their chunks come first.
-
-GAP = -1
-"""Stands for no parameter: what lies between two of them."""
-
-
-class Stretch(NamedTuple):
-    """A part of a chunk that belongs to one parameter, or to none."""
-
-    parameter: int
-    start: int
-    """Where it begins among the parameter's values; of a gap, among the range's."""
-    size: int
-
-
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """A shard's chunks, and which of them a parameter has a part in."""
+    """A shard's chunks, and the parameters that have a part in each."""
 
     chunks: tuple[Chunk, ...]
     of_parameter: tuple[tuple[int, ...], ...]
+    """Per parameter, the chunks that it has a part in."""
     parameters: tuple[int, ...]
     """Per chunk, how many parameters have a part in it."""
     stretches: tuple[tuple[Stretch, ...], ...]
-    """Per chunk, whose values it is made of, one behind the other."""
+    """Per chunk, the stretches of parameters and gaps that it consists of, in order."""
 
     @classmethod
     def of(cls, partition: Partition, shard: int) -> Cutting:
@@ -339,6 +344,15 @@ class Cutting:
         return cls(tuple(chunks), tuple(reversed(of_parameter)), tuple(held), stretches)
 
 
+class Stretch(NamedTuple):
+    """A part of a chunk that belongs to one parameter, or to a gap."""
+
+    parameter: int
+    start: int
+    """Where it begins among the parameter's values, or, for a gap, among the range's."""
+    size: int
+
+
 def _stretches(partition: Partition, shard: int, chunk: Chunk) -> Iterator[Stretch]:
     place = chunk.start
     for at in range(len(partition.layout.slots)):  # in the order in which they lie
@@ -356,7 +370,7 @@ def _stretches(partition: Partition, shard: int, chunk: Chunk) -> Iterator[Stret
 
 
 class Progress:
-    """Which chunks of one push are complete, and which have left."""
+    """Which chunks of one push are complete, and which have been sent."""
 
     def __init__(self, cutting: Cutting) -> None:
         self._cutting = cutting
@@ -367,7 +381,7 @@ class Progress:
         self._left = bytearray(len(self._lacking))
 
     def ready(self, at: int) -> list[int]:
-        """Parameter `at` is final: the chunks that are complete by it, which now leave."""
+        """Note that parameter `at` is final; return the chunks that this completes, to be sent."""
         found = []
         for number in self._cutting.of_parameter[at]:
             self._lacking[number] -= 1
@@ -377,5 +391,5 @@ class Progress:
         return found
 
     def rest(self) -> Sequence[int]:
-        """All that has not left yet."""
+        """Return the chunks that have not been sent yet."""
         return [number for number, left in enumerate(self._left) if not left]

@@ -1,4 +1,12 @@
-"""One trainer – one shard."""
+"""`Link`: the connection of one trainer to one shard of a parameter server.
+
+A `Link` is used on one host: gradients and weights lie in shared memory (the memory plane), and
+only messages are sent. `TcpLink` is used between hosts: gradients leave chunk by chunk during
+backward, sent by the thread of a `Sender`, and weights come back in chunks, too.
+
+A link asks questions (`ask`, `call`), each with one answer, and takes part in updates (`ready`,
+`push`, `outcome`). Calls raise `LostShard` if the shard cannot be reached or breaks the protocol.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +40,15 @@ from echelon.comm.ps.messages import (
 )
 from echelon.core.errors import PeerError, TrainingError
 
-# --- link ---
-# One trainer's conversation with one shard, whichever plane its tensors take.
-
 LOOK = 0.3
-"""Seconds between looks whether anybody has called the wait off."""
-
-
-_LARGEST = 1 << 48
+"""Seconds between two looks whether a wait should go on."""
+_LARGEST = 1 << 48  # bytes of a body
 _UPDATES = (Kind.WEIGHTS, Kind.GIVEN, Kind.OUTCOME)
 _SOCKETS = Path("/proc/net/unix")
 
 
 class Terms:
-    """What holds for all links of a trainer."""
+    """Settings that all links of a trainer share, and the seconds that it waited for answers."""
 
     def __init__(
         self, key: bytes, member: int, plane: str, deadline: float, halted: Callable[[], str | None]
@@ -55,23 +58,41 @@ class Terms:
         self.deadline, self.halted = deadline, halted
         self.waited = 0.0
         self.look: Callable[[str], None] = lambda _: None
-        """Raises if anybody else is lost without whom there is nothing to wait for."""
+        """Called during waits: raises if another shard is lost, so that no answer may come."""
+
+
+def open_link(address: ShardAddress, terms: Terms) -> Link:
+    """Connect to a shard, over its unix socket if it is on this host and `plane` allows it."""
+    memory = terms.plane == "memory" or (terms.plane == "auto" and is_here(address.name))
+    where = address.name if memory else (address.host, address.port)
+    try:
+        connection = connect(
+            where,
+            terms.key,
+            role=f"trainer {terms.member}",
+            deadline=terms.deadline,
+            halted=terms.halted,
+        )
+    except PeerError as error:
+        text = f"{address} cannot be reached: {error}; a conversation was to begin"
+        raise LostShard(text, address.index) from None
+    return (Link if memory else TcpLink)(address, connection, terms)
 
 
 class Link:
-    """Of the memory plane as it stands: gradients and weights lie where both ends see them."""
+    """A link of the memory plane: gradients and weights lie in memory that both ends share."""
 
     memory = True
 
     def __init__(self, address: ShardAddress, connection: Connection, terms: Terms) -> None:
         self.address, self._connection, self._terms = address, connection, terms
-        connection.limit = _LARGEST  # what is taken has to have just the size that is due
+        connection.limit = _LARGEST  # `take` checks that a body has just the size expected
         self.member = terms.member
         self._asked = 0
         self._early: dict[int, Sequence[Tensor]] = {}
-        """Where answers belong that come while others are waited for."""
+        """Per question of `begin_early`, where its answer belongs, which may come at any time."""
         self.pushed = self.pulled = 0
-        """Bytes that were sent; nothing is through memory."""
+        """Bytes that were sent and received; shared memory does not count."""
 
     def __str__(self) -> str:
         return f"{self._connection.peer} (pid {self._connection.card.pid})"
@@ -95,20 +116,23 @@ class Link:
         body: Sequence[Buffer] = (),
         what: str = "",
     ) -> None:
-        """Ask, and have something else done before the `answer` is waited for."""
+        """Ask without waiting for the `answer` yet."""
         self._asked += 1
         self.send(kind, head, body, self._asked, what)
 
     def begin_early(
         self, kind: Kind, head: bytes, body: Sequence[Buffer], into: Sequence[Tensor], what: str
     ) -> int:
-        """Ask for what is wanted later; it is put `into` place whenever it comes by."""
+        """Ask for something that is needed later, and return the question's number.
+
+        The answer is put `into` its place as soon as it is received, during any wait.
+        """
         self.begin(kind, head, body, what)
         self._early[self._asked] = into
         return self._asked
 
     def finish_early(self, number: int, what: str) -> None:
-        """The answer to this question is there. Nothing else is waited for at this time."""
+        """Wait until the answer to this question is there. No other wait may be going on."""
         while number in self._early:
             self._put_early(self._receive(what), what)
 
@@ -122,7 +146,7 @@ class Link:
         return True
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """A question whose answer is a document."""
+        """Ask a question by name, and return its answer, which is a JSON document."""
         what = f"an answer about {name}"
         frame = self.ask(Kind.CALL, {"name": name, **arguments}, what=what)
         return self.document(frame, what)
@@ -135,8 +159,10 @@ class Link:
         return found
 
     def answer(self, what: str) -> Frame:
-        """To the last question; what was not waited for, or is of a push that was given up, is
-        passed over."""
+        """Wait for the answer to the last question.
+
+        Skips answers that were never waited for, and messages of a push that was given up.
+        """
         while (frame := self.receive(what)).kind in _UPDATES or 0 < frame.seq < self._asked:
             continue
         if frame.kind == Kind.REFUSED:
@@ -180,8 +206,8 @@ class Link:
             self._terms.waited += time.monotonic() - start
 
     def check(self, what: str) -> None:
-        """Raise if the shard has hung up, or ended."""
-        if self._connection.fileno() < 0:  # closed here: another one takes its place
+        """Raise if the shard has closed the connection or ended."""
+        if self._connection.fileno() < 0:  # closed by this end: a replica takes the shard's place
             return
         ends = select.POLLRDHUP | select.POLLHUP | select.POLLERR
         poll = select.poll()
@@ -215,34 +241,37 @@ class Link:
     # Updates.
 
     def give(self, at: int, gradient: Tensor) -> None:
-        """The gradient of parameter `at` lies here rather than in its slot, until the push is
-        sent. Between hosts alone: others see the slots."""
+        """Use this gradient of parameter `at` instead of its slot, until the push is sent.
+
+        For links between hosts only: on the memory plane, the shard reads the slots.
+        """
         raise AssertionError(f"gradient {at} of {gradient.numel()} values is not in its slot")
 
     def ready(self, at: int) -> None:
-        """The gradient of parameter `at` is final."""
+        """Do nothing: the shard reads the slots once they are pushed."""
 
     def push(self, seq: int, head: PushHead) -> None:
         self.send(Kind.PUSH, pack_push(head), seq=seq, what=f"push {seq}")
 
     def outcome(self, seq: int) -> Outcome:
-        """Of the gate alone."""
+        """Wait for the outcome of a push. Only the gate sends one."""
         what = f"the outcome of push {seq}"
         return Outcome.unpack(self._weights_until(Kind.OUTCOME, seq, what).head)
 
     def given(self, seq: int) -> None:
-        """This shard's part of the weights that come with an outcome is there."""
+        """Wait for this shard's part of the weights that come with an outcome."""
         self._weights_until(Kind.GIVEN, seq, f"the weights after push {seq}")
 
     def _weights_until(self, kind: Kind, seq: int, what: str) -> Frame:
-        while (frame := self.receive(what)).seq < seq:  # an answer that nobody waits for any more
+        while (frame := self.receive(what)).seq < seq:  # an answer that came too late
             continue
         return self._expect(frame, kind, what)
 
     def hand_over(self, gradients: Segment, weights: Segment | None, size: int) -> Segment | None:
-        """Show the shard this trainer's memory; returns the shard's own if there is no other.
+        """Show the shard this trainer's memory of gradients and weights.
 
-        `size`: of the whole layout.
+        Without memory for weights, the trainer uses that of the shards: shard 0 hands over its
+        segment of `size` bytes, the whole layout, which this returns.
         """
         what = "the memory's being mapped"
         self.begin(Kind.ROOM, {"shared": weights is None}, what=what)
@@ -258,7 +287,7 @@ class Link:
         return None
 
     def share(self, kind: Kind, head: Mapping[str, Any], segment: Segment, what: str) -> None:
-        """Show the shard more of this trainer's memory."""
+        """Show the shard another segment of this trainer's memory."""
         self.begin(kind, head, what=what)
         try:
             self._connection.send_segment(segment)
@@ -275,46 +304,11 @@ class Link:
             self._connection.send(Kind.BYE)
 
 
-class Halted(PeerError):
-    """Nobody is to be waited for any more."""
-
-
-class LostShard(PeerError):
-    """A shard cannot be reached, or says what makes no sense."""
-
-    def __init__(self, message: str, shard: int) -> None:
-        super().__init__(message)
-        self.shard = shard
-
-
-def dial(address: ShardAddress, terms: Terms) -> tuple[Connection, bool]:
-    """A connection, and whether it is of the memory plane."""
-    deadline = terms.deadline
-    options: Any = {"role": f"trainer {terms.member}", "deadline": deadline, "halted": terms.halted}
-    try:
-        if terms.plane == "memory" or (terms.plane == "auto" and is_here(address.name)):
-            return connect(address.name, terms.key, **options), True
-        here = (address.host, address.port)
-        return connect(here, terms.key, **options), False
-    except PeerError as error:
-        text = f"{address} cannot be reached: {error}; a conversation was to begin"
-        raise LostShard(text, address.index) from None
-
-
-def is_here(name: str) -> bool:
-    """Whether somebody listens at this abstract unix socket: then it is on this host."""
-    if not name:
-        return False
-    lines = _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.endswith(f" @{name}") for line in lines)
-
-
-# --- tcp_link ---
-# A link between hosts: gradients leave chunk by chunk during backward, weights come back so.
-
-
 class TcpLink(Link):
-    """Gradients and weights are the trainer's own memory; a shard has its copies."""
+    """A link over TCP: gradients and weights lie in the trainer's own memory and are sent.
+
+    Complete chunks leave during backward; the last ones travel in the PUSH message itself.
+    """
 
     memory = False
 
@@ -328,7 +322,7 @@ class TcpLink(Link):
     def furnish(
         self, partition: Partition, gradients: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> None:
-        """Whole flats, of which the shard's ranges are sent and received."""
+        """Set the whole flats, of which the shard's ranges are sent and received."""
         shard = self.address.index
         self._gradients = partition.cut(shard, gradients)
         self._weights = partition.cut(shard, weights)
@@ -378,7 +372,7 @@ class TcpLink(Link):
         self.send(Kind.GRADIENTS, head, body, what="gradients")
 
     def _body(self, number: int) -> list[Tensor]:
-        """From where the gradients lie: what was given, or else the slots."""
+        """Return the tensors of a chunk: gradients that were given, and slots for the others."""
         chunk = self._cutting.chunks[number]
         if not self._given:
             return [part(self._gradients, chunk)]
@@ -401,7 +395,7 @@ class TcpLink(Link):
                 self.take([into], what)
             elif frame.seq >= seq:
                 self._expect(frame, kind, what)
-                if frame.size:  # few weights travel with the answer itself
+                if frame.size:  # a few weights travel with the answer itself
                     self.pulled += frame.size
                     self.take(self._weights, what)
                 return frame
@@ -417,14 +411,14 @@ class TcpLink(Link):
             self._sender = None
 
 
-# --- sender ---
-# Sends what is ready while the trainer goes on computing.
-
 Job = Callable[[], None]
 
 
 class Sender:
-    """A thread that does one job after the other. After a failure it does none, and tells of it."""
+    """A thread that does one job after the other.
+
+    After a failure it does no more jobs, and `flush` raises the error.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -440,7 +434,7 @@ class Sender:
         self._jobs.put(job)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is sent. False: not within so many seconds."""
+        """Wait for all jobs; return False if they are not done within so many seconds."""
         with self._idle:
             done = self._idle.wait_for(lambda: self._open == 0 or self._error is not None, seconds)
         if self._error is not None:
@@ -452,7 +446,7 @@ class Sender:
         return self._open > 0
 
     def close(self) -> None:
-        """Whoever closes has closed the connection before, so no job lasts."""
+        """End the thread. Close the connection first, so that no job lasts."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -461,8 +455,28 @@ class Sender:
             if self._error is None:
                 try:
                     job()
-                except BaseException as error:  # raised again by whoever waits for it
+                except BaseException as error:  # raised again by `flush`
                     self._error = error
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
+
+
+def is_here(name: str) -> bool:
+    """Return whether a process of this host listens at this abstract unix socket."""
+    if not name:
+        return False
+    lines = _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.endswith(f" @{name}") for line in lines)
+
+
+class Halted(PeerError):
+    """A wait ended because of `Terms.halted` or the deadline, not because the shard is lost."""
+
+
+class LostShard(PeerError):
+    """A shard cannot be reached, or breaks the protocol."""
+
+    def __init__(self, message: str, shard: int) -> None:
+        super().__init__(message)
+        self.shard = shard

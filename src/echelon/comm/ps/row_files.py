@@ -1,8 +1,11 @@
 """All rows of a table on their way into a checkpoint: in memory, or in a file if there is a folder.
 
-shard 0  ┌ ids ─▶ ┌──────┬──────┐          each column has its place from the start, and fills
-         └ rows ─▶├──────┴──┬───┴──────┐   up shard by shard, in pieces of a few MB
-shard 1  …        └─────────┴──────────┘
+    shard 0  ┌ ids ─▶ ┌──────┬──────┐          each column has its place from the start, and fills
+             └ rows ─▶├──────┴──┬───┴──────┐   up shard by shard, in pieces of a few MB
+    shard 1  …        └─────────┴──────────┘
+
+`Spool` makes one `Columns` for each table of a checkpoint. A file is mapped as the tensors of the
+table, so that no process has to hold all rows; the checkpoint takes the file itself.
 """
 
 from __future__ import annotations
@@ -21,26 +24,74 @@ from echelon.core import files
 from echelon.core.errors import CheckpointError
 
 State = dict[str, Tensor]
+
 _ALIGNMENT = 64
 _NUMBERS = itertools.count()
 
 
+class Spool:
+    """The files of one process, in the folder of its checkpoints."""
+
+    folder: Path | None = None
+    """None: rows stay in memory."""
+
+    def __init__(self) -> None:
+        self._cuts: list[list[Path]] = []
+
+    def begin(self) -> None:
+        """Begin another checkpoint, and delete all files but those of the last one.
+
+        That one may still be on its way to the disk.
+        """
+        self._drop(1)
+        if self.folder is not None:
+            own = set(itertools.chain(*self._cuts))
+            for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
+                left_behind.unlink(missing_ok=True)  # by an earlier leader that was killed
+        self._cuts.append([])
+
+    def columns(self, blank: Mapping[str, Tensor]) -> Columns:
+        """Return room for the rows of a table.
+
+        It is in memory if the file cannot be made: writing the checkpoint will report that error.
+        """
+        if self.folder is None:
+            return InMemory(blank)
+        path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
+        self._cuts[-1].append(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return InFile(blank, path)
+        except OSError:
+            return InMemory(blank)
+
+    def close(self) -> None:
+        self._drop(0)
+
+    def _drop(self, kept: int) -> None:
+        while len(self._cuts) > kept:
+            for path in self._cuts.pop(0):
+                path.unlink(missing_ok=True)
+
+
 class Columns(Protocol):
-    """Room for the rows of all shards."""
+    """Room for the rows that all shards have of one table."""
 
     def add(self, part: Mapping[str, Tensor]) -> None:
-        """Behind what is there."""
+        """Append a shard's rows to those that are there."""
         ...
 
     def whole(self) -> State:
-        """Before it is closed."""
+        """Return all rows. Call it before `close`."""
         ...
 
     def close(self) -> None:
-        """Nothing is added any more."""
+        """Close the file. Nothing may be added any more; the tensors of `whole` stay valid."""
 
 
 class InMemory:
+    """Columns in memory."""
+
     def __init__(self, blank: Mapping[str, Tensor]) -> None:
         self._whole = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in blank.items()}
         self._filled = dict.fromkeys(blank, 0)
@@ -55,11 +106,14 @@ class InMemory:
         return self._whole
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no file."""
 
 
 class InFile:
-    """The file goes away with the second one after it: by then, its checkpoint is written."""
+    """Columns in a file, which the second `Spool.begin` after it deletes.
+
+    By then its checkpoint is written.
+    """
 
     def __init__(self, blank: Mapping[str, Tensor], path: Path) -> None:
         self._blank, self._path = dict(blank), path
@@ -93,9 +147,9 @@ class InFile:
         os.close(self._file)
 
     def whole(self) -> State:
-        """Of the file that was written, also if somebody has taken its name away since."""
+        """Return the rows in the file that was written, even if its name is gone by now."""
         memory = self._mapped(self._path)
-        if not os.fstat(self._file).st_nlink:  # by now it may be another file's
+        if not os.fstat(self._file).st_nlink:  # deleted: the name may be another file's
             memory = self._mapped(Path(f"/proc/self/fd/{self._file}"))
         return placed(self._blank, memory)
 
@@ -104,13 +158,16 @@ class InFile:
 
 
 def scratch(size: int) -> Tensor:
-    """Memory for a piece of so many bytes, which goes back when it is not used any more."""
+    """Return memory for a piece of `size` bytes, which goes back to the system with its last user.
+
+    It has room to align up to 32 columns: see `placed`.
+    """
     room = mmap.mmap(-1, size + 32 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(room, dtype=torch.uint8)
 
 
 def placed(blank: Mapping[str, Tensor], memory: Tensor) -> State:
-    """Tensors like these, one behind the other."""
+    """Return tensors like `blank`, one behind the other in `memory`."""
     return {
         name: memory[place : place + value.nbytes].view(value.dtype).view(value.shape)
         for (name, value), place in zip(blank.items(), _places(blank), strict=False)
@@ -118,44 +175,6 @@ def placed(blank: Mapping[str, Tensor], memory: Tensor) -> State:
 
 
 def _places(blank: Mapping[str, Tensor]) -> list[int]:
-    """Of each, and the end of all."""
+    """Return the place of each tensor, and the end of the last one."""
     sizes = (-(-value.nbytes // _ALIGNMENT) * _ALIGNMENT for value in blank.values())
     return list(itertools.accumulate(sizes, initial=0))
-
-
-class Spool:
-    """Files of one process, in the folder of its checkpoints."""
-
-    folder: Path | None = None
-
-    def __init__(self) -> None:
-        self._cuts: list[list[Path]] = []
-
-    def begin(self) -> None:
-        """Another cut. The last one may still be on its way to the disk."""
-        self._drop(1)
-        if self.folder is not None:
-            own = set(itertools.chain(*self._cuts))
-            for left_behind in set(self.folder.glob(f"{files.START}*")) - own:
-                left_behind.unlink(missing_ok=True)  # of one that led before, and was killed
-        self._cuts.append([])
-
-    def columns(self, blank: Mapping[str, Tensor]) -> Columns:
-        """In memory if the disk has no room, or takes nothing: whoever writes the rest will say."""
-        if self.folder is None:
-            return InMemory(blank)
-        path = self.folder / f"{files.START}{os.getpid()}-{next(_NUMBERS)}"
-        self._cuts[-1].append(path)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return InFile(blank, path)
-        except OSError:
-            return InMemory(blank)
-
-    def close(self) -> None:
-        self._drop(0)
-
-    def _drop(self, kept: int) -> None:
-        while len(self._cuts) > kept:
-            for path in self._cuts.pop(0):
-                path.unlink(missing_ok=True)

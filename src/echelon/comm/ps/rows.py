@@ -1,14 +1,15 @@
-"""Remote tables, prefetch, shared memory.
+"""Tables whose rows live on servers, as one trainer uses them. Every id belongs to one shard.
 
-Tables whose rows live on servers, as one trainer sees them: every id belongs to one shard.
+    pull   ids ─▶ divided by shard ─▶ asked of all shards ─▶ rows, in the order of the ids
+    push   gradients are staged, and go with the next push of the dense parameters, shard by shard
 
-pull   ids ─▶ by shard ─▶ asked of all ─▶ answers, in the order of the ids
-push   gradients are kept; the next push of the dense ones takes them along, shard by shard
+`RemoteTables` has all tables of a model, and `RemoteRows` is one of them, as a `RowStore`.
+`RowsAhead` asks for the rows of the next batch early. `Sharing` divides ids by shard. Between
+processes of one host, rows travel through shared memory: see `row_memory`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.comm.channel import Segment
 from echelon.comm.ps.link import Link
 from echelon.comm.ps.messages import (
     GONE,
@@ -31,27 +31,30 @@ from echelon.comm.ps.messages import (
     pack_rows,
     pieces,
 )
-from echelon.comm.ps.row_files import Spool, placed, scratch
+from echelon.comm.ps.row_files import Spool, State, placed, scratch
+from echelon.comm.ps.row_memory import (
+    AHEAD,
+    AREAS,
+    PULLS,
+    PUSHES,
+    RowRooms,
+    carve,
+    pull_shapes,
+    push_shapes,
+    room_for,
+)
 from echelon.core.errors import PeerError
 from echelon.core.hashing import words
 from echelon.core.types import RowSpec
 
-# --- rows ---
-
-State = dict[str, Tensor]
 Insist = Callable[[Callable[[], Any]], Any]
 
-
-class Staged(NamedTuple):
-    """What the next push takes along."""
-
-    ids: Tensor
-    sums: Tensor
-    counts: Tensor | None
+_KEY = 0x54A12D  # of the hash that assigns ids to shards
+_HALF = np.uint64(32)
 
 
 class RemoteTables:
-    """All tables of a model; `links` are those of the servers, while there are any."""
+    """All tables of a model. `links` leads to the shards while the trainer is connected."""
 
     def __init__(self, specs: Sequence[RowSpec]) -> None:
         self.specs = list(specs)
@@ -63,15 +66,15 @@ class RemoteTables:
         self._rooms = RowRooms()
         self.ahead = RowsAhead(self._rooms)
         self.spool = Spool()
-        """Where rows lie on their way into a checkpoint."""
+        """Holds rows on their way into a checkpoint."""
         self.insist: Insist = lambda question: question()
-        """Asks again where a shard was lost and another process took its place."""
+        """Calls a function, again if a shard was lost and a replica took its place."""
 
     def store(self, at: int) -> RemoteRows:
         return RemoteRows(self, at)
 
     def pull(self, at: int, ids: Tensor) -> Tensor:
-        """The row of each id; good until the next pull, for they may be in shared memory."""
+        """Return the row of each id: valid until the next pull, since it may be shared memory."""
         if not self.links:
             raise PeerError("this member is not connected to the servers")
         early: Tensor | None = self.insist(lambda: self.ahead.take(self.links, at, ids))
@@ -85,7 +88,7 @@ class RemoteTables:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def expect(self, at: int, ids: Tensor) -> None:
-        """Ask for rows that will be pulled for the next batch."""
+        """Ask early for rows that will be pulled for the next batch."""
         if self.links:
             width = self.specs[at].width
             self.insist(lambda: self.ahead.ask(self.links, at, ids, width))
@@ -94,13 +97,13 @@ class RemoteTables:
         self._staged[at] = gradients
 
     def prepare(self, seq: int) -> None:
-        """What is staged is part of push `seq`, and goes ahead of it to every shard."""
+        """Make all staged gradients part of push `seq`: `send` sends them ahead of it."""
         staged, self._staged = self._staged, {}
         self._ahead = [(at, self._parts(at, gradients)) for at, gradients in staged.items()]
         self._seq = seq
 
     def send(self, link: Link) -> None:
-        """This link's part; again, if another process took the shard's place."""
+        """Send a shard its part of the gradients; again, if a replica took the shard's place."""
         shard = link.address.index
         self.ahead.drain(link)
         mine = [(at, parts[shard]) for at, parts in self._ahead if len(parts[shard][0])]
@@ -111,7 +114,7 @@ class RemoteTables:
             self._send(link, self._seq, at, parts)
 
     def _parts(self, at: int, gradients: Staged) -> list[list[Tensor]]:
-        """Per shard: ids, sums and, where they matter, counts."""
+        """Return for each shard ids, sums, and, if the table needs them, counts."""
         sharing = Sharing.of(gradients.ids, len(self.links))
         counts = gradients.counts if self.specs[at].admit > 1 else None
         columns = (gradients.ids, gradients.sums, counts)
@@ -122,11 +125,11 @@ class RemoteTables:
         self._staged.clear()
 
     def load(self, at: int, state: Mapping[str, Tensor]) -> None:
-        """Kept until somebody uploads it."""
+        """Keep a table's saved state for `upload`."""
         self._loaded[at] = state
 
     def upload(self) -> None:
-        """To servers whose tables are empty: after an upload of the rest."""
+        """Send the loaded tables to the shards, whose tables are empty."""
         loaded, self._loaded = self._loaded, {}
         for at, state in loaded.items():
             what = f"the rows of table {self.specs[at].name!r} being taken"
@@ -137,11 +140,11 @@ class RemoteTables:
                     link.ask(Kind.ROW_LOAD, head, list(part.values()), what)
 
     def begin_cut(self) -> None:
-        """`state` of each table follows."""
+        """Begin a checkpoint: `state` of each table follows."""
         self.spool.begin()
 
     def state(self, at: int) -> State:
-        """All shards' rows, while nobody pushes, piece by piece."""
+        """Return a table's rows from all shards, fetched piece by piece while no trainer pushes."""
         what = f"the rows of table {self.specs[at].name!r}"
         asked = [link.ask(Kind.ROW_STATE, {"table": at}, what=what) for link in self.links]
         blanks = [blank_state(frame.fields().get("outline"), None, "meta") for frame in asked]
@@ -168,7 +171,7 @@ class RemoteTables:
         return sharing.joined(found, self.specs[at].width)
 
     def _ask(self, link: Link, at: int, ids: Tensor, what: str) -> Tensor | None:
-        """Returns where the rows will be, if that is shared memory."""
+        """Ask a shard for rows; return where they will be, if that is shared memory."""
         if not link.memory:
             link.begin(Kind.ROWS, pack_rows(RowHead(at, len(ids))), [ids], what)
             return None
@@ -197,7 +200,7 @@ class RemoteTables:
             link.pushed += sum(part.nbytes for part in body)
 
     def _show(self, link: Link, seq: int, mine: Sequence[tuple[int, list[Tensor]]]) -> None:
-        """Through shared memory: all tables' gradients lie there until the push has its fate."""
+        """Send through shared memory, where all tables' gradients lie until the push is decided."""
         shapes = [
             push_shapes(len(parts[0]), self.specs[at].width, len(parts) == 3) for at, parts in mine
         ]
@@ -210,12 +213,47 @@ class RemoteTables:
             head = RowHead(at, len(ids), bool(counts), shared=True, place=place)
             what = "gradients of rows"
             link.send(Kind.ROW_GRADIENTS, pack_rows(head), seq=seq, what=what)
-            sums.copy_(parts[1])  # nobody looks at them before the push; at the ids they do
+            sums.copy_(parts[1])  # the shard reads ids at once, but sums only at the push
             place += room_for(shape)
 
 
+class Staged(NamedTuple):
+    """One table's gradients for the next push: sums by id, and how many rows of the batch each."""
+
+    ids: Tensor
+    sums: Tensor
+    counts: Tensor | None
+
+
+def _joined(blanks: Sequence[State]) -> State:
+    """Return the shapes of all shards' rows together; `facts` are the same on every shard."""
+    return {
+        name: torch.empty(
+            value.shape
+            if name == "facts"
+            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
+            dtype=value.dtype,
+            device="meta",
+        )
+        for name, value in blanks[0].items()
+    }
+
+
+def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
+    """Yield a shard's rows, `count` at a time; each part is valid until the next one."""
+    start = 0
+    while start >= 0:
+        head = {"table": table, "start": start, "count": count}
+        frame = link.ask(Kind.ROW_STATE, head, what=what)
+        fields = frame.fields()
+        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
+        link.take(list(part.values()), what)
+        yield part
+        start = int(fields.get("next", -1))
+
+
 class RemoteRows:
-    """One table's `RowStore`."""
+    """One table, as a `RowStore`."""
 
     remote = True
 
@@ -246,122 +284,16 @@ class RemoteRows:
         self._tables.load(self._at, state)
 
 
-def _joined(blanks: Sequence[State]) -> State:
-    """The shape of all shards' rows; what is said of the whole table is said by each."""
-    return {
-        name: torch.empty(
-            value.shape
-            if name == "facts"
-            else (sum(len(part[name]) for part in blanks), *value.shape[1:]),
-            dtype=value.dtype,
-            device="meta",
-        )
-        for name, value in blanks[0].items()
-    }
-
-
-def _parts(link: Link, table: int, count: int, memory: Tensor, what: str) -> Iterator[State]:
-    """A shard's rows, so many at a time; each part is good until the next one."""
-    start = 0
-    while start >= 0:
-        head = {"table": table, "start": start, "count": count}
-        frame = link.ask(Kind.ROW_STATE, head, what=what)
-        fields = frame.fields()
-        part = placed(blank_state(fields.get("outline"), frame.size, "meta"), memory)
-        link.take(list(part.values()), what)
-        yield part
-        start = int(fields.get("next", -1))
-
-
-# --- row_shares ---
-# Which shard an id belongs to: a matter of the id and the number of shards alone.
-
-_KEY = 0x54A12D
-_HALF = np.uint64(32)
-
-
-class Sharing(NamedTuple):
-    """Ids in the order of their shards, and how many are each one's."""
-
-    order: Tensor | None
-    """Places of `ids`, shard by shard; None if there is one shard."""
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, ids: Tensor, shards: int) -> Sharing:
-        if shards == 1:
-            return cls(None, [len(ids)])
-        owner = shard_of(ids, shards)
-        order = np.argsort(owner, kind="stable")
-        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
-
-    def parts(self, values: Tensor) -> Sequence[Tensor]:
-        if self.order is None:
-            return [values]
-        return torch.split(values.index_select(0, self.order), self.sizes)
-
-    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
-        """Rows by shard, in the order of the ids."""
-        if self.order is None:
-            return parts[0]
-        into = torch.empty(len(self.order), width)
-        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
-            into.index_copy_(0, places, rows)
-        return into
-
-
-def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
-    """Evenly, whatever the ids are."""
-    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
-    return (high * np.uint64(shards) >> _HALF).view(np.int64)
-
-
-def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
-    """A shard's rows; those that wait belong to shards of their own."""
-    if shards == 1:
-        return {name: value.contiguous() for name, value in state.items()}
-    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
-    waiting = mine
-    if "waiting_ids" in state:
-        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
-    return {
-        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
-        for name, value in state.items()
-    }
-
-
-# --- row_ahead ---
-# Rows of the next batch, asked for while this one is computed.
-#
-#     this batch                                     the next one
-#     forward ─▶ ROWS of the next ─▶ backward ─▶ push ─▶ forward: ROW_CHANGES ─▶ the same rows as a
-#                └─ the shards look them up meanwhile ─┘                        pull would give now
-#
-# What updates have changed in between is sent again, and nothing else: so no result depends on
-# what was asked for ahead of its time.
-
-
-class _Part(NamedTuple):
-    """Of one shard."""
-
-    link: Link
-    number: int
-    """Of the question."""
-    rows: Tensor
-
-
-class _Batch(NamedTuple):
-    """What one pull will ask for."""
-
-    table: int
-    ids: Tensor
-    width: int
-    sharing: Sharing
-    parts: list[_Part | None]
-
-
 class RowsAhead:
-    """Of one trainer: of the next batch, and of this one as long as it is not pulled."""
+    """Prefetch of rows: those of the next batch are asked for while this one is computed.
+
+    this batch                                     the next one
+    forward ─▶ ROWS of the next ─▶ backward ─▶ push ─▶ forward: ROW_CHANGES ─▶ the same rows as a
+               └─ the shards look them up meanwhile ─┘                        pull would give now
+
+    Rows that updates have changed in between are sent again, and only those. So no result depends
+    on what was asked for early.
+    """
 
     def __init__(self, rooms: RowRooms) -> None:
         self._rooms = rooms
@@ -371,7 +303,7 @@ class RowsAhead:
         self._before: list[_Batch] = []
 
     def begin(self) -> None:
-        """What is asked for from now on is of another batch. Of the last one, rows are in use."""
+        """Begin to ask for another batch. Rows of the batch before stay valid."""
         self._turn += 1
         self._before, self._batches = self._batches, []
 
@@ -386,9 +318,9 @@ class RowsAhead:
         self._batches.append(_Batch(table, ids, width, sharing, parts))
 
     def take(self, links: Sequence[Link], table: int, ids: Tensor) -> Tensor | None:
-        """The rows as they are now; None if they have to be pulled.
+        """Return the rows as they are now, or None if they have to be pulled.
 
-        They are good until the batch after the next one is asked for.
+        They are valid until the batch after the next one is asked for.
         """
         batch = self._find(table, ids)
         if batch is None or len(batch.parts) != len(links):
@@ -403,7 +335,7 @@ class RowsAhead:
         for part in parts:
             question = pack_rows(head._replace(place=part.number))
             part.link.begin(Kind.ROW_CHANGES, question, what=what)
-        # All are listened to, or an answer would be taken for that of another question.
+        # Read all answers: one that is left would be taken for the answer to another question.
         known = [self._renewed(part, what) for part in parts]
         if not all(known):
             return None
@@ -412,7 +344,10 @@ class RowsAhead:
         return batch.sharing.joined(rows, batch.width)
 
     def drain(self, link: Link) -> None:
-        """Before much is sent: while a shard is at sending, it listens to nobody."""
+        """Receive what a shard is sending, before much is sent to it.
+
+        A shard that is sending does not receive, so both would wait for each other.
+        """
         for batch in self._batches:
             for part in batch.parts:
                 if part is not None and part.link is link:
@@ -441,7 +376,7 @@ class RowsAhead:
         return _Part(link, number, rows)
 
     def _renewed(self, part: _Part, what: str) -> bool:
-        """Whether the shard knew what it had sent."""
+        """Apply a shard's changes to its rows; return whether it knew which rows it had sent."""
         frame = part.link.answer(what)
         if frame.size:
             changed = frame.size // (8 + 4 * part.rows.shape[1])
@@ -453,99 +388,74 @@ class RowsAhead:
         return frame.head != GONE
 
 
-# --- row_room ---
-# Memory that a trainer shares with a shard of its host, for rows: nothing of them is sent.
-#
-#     area 0   ids ┊ rows            the trainer asks, the shard fills in
-#     area 1   ids ┊ sums ┊ counts   for each table of a push, until it has its fate
-#     area 2, 3   ids ┊ rows         of batches to come, in turn, for each table
-#
-# An area that has become too small is replaced by a larger one.
+class _Batch(NamedTuple):
+    """Rows of one table that were asked for early, which one pull will take."""
 
-PULLS, PUSHES, AHEAD = 0, 1, 2
-AREAS = 4
-LARGEST = 1 << 40
-_SMALLEST = 1 << 20
-_ALIGNMENT = 64
-
-Shape = tuple[np.dtype[Any], tuple[int, ...]]
-_INT64, _INT32, _FLOAT = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
+    table: int
+    ids: Tensor
+    width: int
+    sharing: Sharing
+    parts: list[_Part | None]
 
 
-def room_for(shapes: Sequence[Shape]) -> int:
-    """Bytes of tensors of these shapes, one behind the other."""
-    return sum(map(_room, shapes))
+class _Part(NamedTuple):
+    """One shard's part of a `_Batch`."""
+
+    link: Link
+    number: int
+    """Number of the question."""
+    rows: Tensor
 
 
-def carve(memory: Tensor, place: int, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Tensors of these shapes from `place` on; a peer may have asked for anything."""
-    if place % _ALIGNMENT or place + room_for(shapes) > memory.nbytes:
-        raise PeerError(f"rows at {place} of {memory.nbytes:,} bytes of shared memory")
-    whole, found = memory.numpy(), []
-    for shape in shapes:  # NumPy makes such a view in one go, torch in three
-        found.append(torch.from_numpy(np.ndarray(shape[1], shape[0], whole, place)))
-        place += _room(shape)
-    return found
+class Sharing(NamedTuple):
+    """A division of ids by shard, which depends only on the ids and the number of shards."""
+
+    order: Tensor | None
+    """Places of the ids, shard by shard; None if there is one shard."""
+    sizes: list[int]
+    """Per shard, how many of the ids it has."""
+
+    @classmethod
+    def of(cls, ids: Tensor, shards: int) -> Sharing:
+        if shards == 1:
+            return cls(None, [len(ids)])
+        owner = shard_of(ids, shards)
+        order = np.argsort(owner, kind="stable")
+        return cls(torch.from_numpy(order), np.bincount(owner, minlength=shards).tolist())
+
+    def parts(self, values: Tensor) -> Sequence[Tensor]:
+        if self.order is None:
+            return [values]
+        return torch.split(values.index_select(0, self.order), self.sizes)
+
+    def joined(self, parts: Sequence[Tensor], width: int) -> Tensor:
+        """Bring the shards' rows into the order of the ids."""
+        if self.order is None:
+            return parts[0]
+        into = torch.empty(len(self.order), width)
+        for places, rows in zip(self.order.split(self.sizes), parts, strict=True):
+            into.index_copy_(0, places, rows)
+        return into
 
 
-def pull_shapes(size: int, width: int) -> list[Shape]:
-    return [(_INT64, (size,)), (_FLOAT, (size, width))]
+def shard_of(ids: Tensor, shards: int) -> NDArray[np.int64]:
+    """Return the shard of each id, spread evenly by a hash."""
+    high = words(ids.numpy().view(np.uint64), _KEY) >> _HALF
+    return (high * np.uint64(shards) >> _HALF).view(np.int64)
 
 
-def push_shapes(size: int, width: int, counted: bool) -> list[Shape]:
-    counts: list[Shape] = [(_INT32, (size,))] if counted else []
-    return [*pull_shapes(size, width), *counts]
+def part_of(state: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Tensor]:
+    """Return a shard's rows of a table's state.
 
-
-class RowRoom:
-    """A trainer's end."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self._areas = [torch.empty(0, dtype=torch.uint8) for _ in range(AREAS)]
-        self._used = [(0, 0)] * AREAS
-        """By which turn, and how many bytes."""
-
-    def area(self, number: int, size: int) -> Tensor:
-        """At least so many bytes; other memory than before, if that was less."""
-        if self._areas[number].nbytes < size:
-            segment = Segment.create(max(_SMALLEST, 2 * size))
-            try:
-                head = {"area": number, "size": segment.size}
-                self.link.share(Kind.ROW_ROOM, head, segment, "memory for rows being mapped")
-            finally:
-                segment.close()
-            self._areas[number] = segment.tensor
-        return self._areas[number]
-
-    def more(self, number: int, turn: int, size: int) -> tuple[Tensor, int]:
-        """So many bytes of an area that nothing else has in this turn: memory, and a place there.
-
-        If there is not enough, what was given out before is good still: it is other memory.
-        """
-        before, used = self._used[number]
-        if before != turn:
-            used = 0
-        if used + size > self._areas[number].nbytes:
-            self.area(number, used + size)
-            used = 0
-        self._used[number] = turn, used + size
-        return self._areas[number], used
-
-
-class RowRooms:
-    """Of all links of a trainer."""
-
-    def __init__(self) -> None:
-        self._rooms: dict[int, RowRoom] = {}
-
-    def of(self, link: Link) -> RowRoom:
-        found = self._rooms.get(link.address.index)
-        if found is None or found.link is not link:
-            found = self._rooms[link.address.index] = RowRoom(link)
-        return found
-
-
-def _room(shape: Shape) -> int:
-    size = math.prod(shape[1], start=shape[0].itemsize)
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    Rows that are not admitted yet (`waiting…`) are divided by their own ids.
+    """
+    if shards == 1:
+        return {name: value.contiguous() for name, value in state.items()}
+    mine = torch.from_numpy(shard_of(state["ids"], shards) == shard)
+    waiting = mine
+    if "waiting_ids" in state:
+        waiting = torch.from_numpy(shard_of(state["waiting_ids"], shards) == shard)
+    return {
+        name: value if name == "facts" else value[waiting if name.startswith("waiting") else mine]
+        for name, value in state.items()
+    }

@@ -1,8 +1,20 @@
-"""Checkpoint state ⇄ shards.
+"""The state of a strategy, divided over the shards or gathered from them.
 
-One shard's part of a cut: its ranges of weights and of optimizer state, and what goes with it.
+Every strategy saves its state by parameter name:
 
-On the wire `head` is plain data and `body` raw tensors, in the order in which `blank` makes them.
+    {"model": {name: tensor},
+     "optimizer": {"state": {name: {key: tensor}}, "groups": [{option: value, "names": […]}]}}
+
+Here `model` has the trained parameters only: the servers do not know the rest of a model.
+
+A shard has a `Part` of it: its ranges of weights and optimizer state. `hand_out` uploads all parts
+and `collect` gathers them; the gate's part (versions, what was applied, the schedule) travels with
+shard 0's:
+
+    trainer ── UPLOAD head ──▶ shard ── ANSWER ──▶  STATE, raw tensors ──▶ ANSWER
+    trainer ── CUT ──────────▶ shard ── ANSWER head ── ANSWER, raw tensors ──▶
+
+The tensors (`Part.body`) come in the order in which `blank` makes them from the head.
 """
 
 from __future__ import annotations
@@ -20,115 +32,61 @@ from echelon.comm.ps.link import Link
 from echelon.comm.ps.messages import Kind, to_bytes
 from echelon.core.errors import CheckpointError, PeerError
 
-# --- part ---
-
 Run = tuple[int, int, float]
-"""Values [start, stop) of a range had so many updates."""
-MOST_KEYS = 8
-
-
-class BadPart(PeerError):
-    """A peer's part of the state makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    weights: list[Tensor]
-    """Per range."""
-    state: dict[str, list[Tensor]]
-    """What the optimizer keeps for each value (`exp_avg`, say), per range."""
-    steps: list[list[Run]]
-    """Per range; runs follow each other without gaps. Empty if the optimizer does not count."""
-    groups: dict[str, dict[str, Any]]
-    """`penalised` and `plain`: the optimizer's options, for those of the two that are held."""
-
-    def head(self) -> dict[str, Any]:
-        return {
-            "keys": list(self.state),
-            "steps": [[list(run) for run in runs] for runs in self.steps],
-            "groups": self.groups,
-        }
-
-    def body(self) -> list[Tensor]:
-        return [*self.weights, *(tensor for tensors in self.state.values() for tensor in tensors)]
-
-
-def blank(
-    partition: Partition, shard: int, head: Any, memory: Callable[[str], list[Tensor]] | None = None
-) -> Part:
-    """A part to receive `body` into, if `head` is one of this partition's.
-
-    `memory`: for "" (the weights) and each key, the shard's ranges; new ones if not given.
-    """
-    match head:
-        case {"keys": list(keys), "steps": list(steps), "groups": dict(groups)} if (
-            len(keys) <= MOST_KEYS
-            and all(isinstance(key, str) and key for key in keys)
-            and len(set(keys)) == len(keys)
-            and groups.keys() <= {"penalised", "plain"}
-            and all(isinstance(options, dict) for options in groups.values())
-        ):
-            runs = _runs(partition, shard, steps)
-        case _:
-            raise BadPart("a part of the state must have keys, steps and groups")
-    take = memory or (lambda _: partition.empty(shard))
-    return Part(take(""), {key: take(key) for key in keys}, runs, groups)
-
-
-def group_word(penalised: bool) -> str:
-    return "penalised" if penalised else "plain"
-
-
-def _runs(partition: Partition, shard: int, steps: list[Any]) -> list[list[Run]]:
-    ranges = partition.ranges(shard)
-    if not steps:
-        return []
-    if len(steps) != len(ranges):
-        raise BadPart(f"a part of the state counts steps of {len(steps)} ranges, not {len(ranges)}")
-    return [_checked(runs, held.size) for runs, held in zip(steps, ranges, strict=True)]
-
-
-def _checked(runs: Any, size: int) -> list[Run]:
-    found: list[Run] = []
-    end = 0
-    for run in runs if isinstance(runs, list) else [None]:
-        match run:
-            case [int(start), int(stop), int() | float() as count] if start == end < stop <= size:
-                found.append((start, stop, float(count)))
-                end = stop
-            case _:
-                break
-    if end != size or len(found) != len(runs):
-        raise BadPart("a part of the state counts steps of other values than it has")
-    return found
-
-
-# --- names ---
-# All shards' parts ⇄ the state by parameter name that every strategy saves.
-#
-#     {"model": {name: tensor},
-#      "optimizer": {"state": {name: {key: tensor}}, "groups": [{option: value, "names": […]}]}}
-#
-# `model` has the trained parameters only; what else a model holds is not the servers' affair.
-
+"""(start, stop, count): values [start, stop) of a range have had `count` updates."""
 State = dict[str, Any]
+"""A strategy's state by parameter name."""
+TENSORS = {"model", "optimizer"}
+"""Keys of a strategy's state that are divided over the shards. The gate has the others."""
+MOST_KEYS = 8
 _FROM_THE_START = {"sum"}
-"""What an optimizer keeps before its first update, too (adagrad)."""
+"""Optimizer state that exists before the first update, too (Adagrad)."""
+
+
+def hand_out(
+    links: Sequence[Link], partition: Partition, state: Mapping[str, Any], incarnation: int
+) -> None:
+    """Upload every shard's part. Rows of tables may follow.
+
+    The shards use it as `incarnation` once they get the call `uploaded`.
+    """
+    rest = {key: value for key, value in state.items() if key not in TENSORS}
+    for link, part in zip(links, divide(partition, state), strict=True):
+        document = {"part": part.head(), "incarnation": incarnation, "gate": rest}
+        link.ask(Kind.UPLOAD, {}, [to_bytes(document)], "the beginning of an upload")
+        link.ask(Kind.STATE, {}, part.body(), "the end of an upload")
+
+
+def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
+    """Return the state gathered from all shards, and the gate's keys."""
+    gathering = Gathering(partition)
+    for link in links:  # all shards begin before the first answer is awaited
+        link.begin(Kind.CUT, what="a cut")
+    parts: list[Part] = []
+    rest: dict[str, Any] = {}
+    for link in links:
+        found = link.document(link.answer("what a cut is"), "what a cut is")
+        part = gathering.blank(link.address.index, found["part"])
+        link.answer("the tensors of a cut")
+        link.take(part.body(), "the tensors of a cut")
+        parts.append(part)
+        rest = rest or found["gate"]
+    return gathering.state(parts) | rest
 
 
 class Gathering:
-    """Memory for a whole state, to receive all parts into without another copy."""
+    """Memory for a whole state, into which all parts are received without another copy."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._flats: dict[str, list[Tensor]] = {}
 
     def blank(self, shard: int, head: Any) -> Part:
-        """The place for a shard's part."""
+        """Return the place for a shard's part."""
         return blank(self._partition, shard, head, functools.partial(self._cut, shard))
 
     def state(self, parts: Sequence[Part]) -> State:
-        """By names, once all parts are here, in the order of shards."""
+        """Return the state by names from all parts, in the order of shards."""
         layout = self._partition.layout
         keys = dict.fromkeys(key for part in parts for key in part.state)
         views = {key: layout.views(self._whole(key)) for key in ("", *keys)}
@@ -153,7 +111,7 @@ class Gathering:
 
 
 def join(partition: Partition, parts: Sequence[Part]) -> State:
-    """The state of parts that are at hand."""
+    """Return the state by names from copies of all parts."""
     gathering = Gathering(partition)
     for shard, part in enumerate(parts):
         place = gathering.blank(shard, part.head())
@@ -163,9 +121,10 @@ def join(partition: Partition, parts: Sequence[Part]) -> State:
 
 
 def divide(partition: Partition, state: Mapping[str, Any]) -> list[Part]:
-    """Each shard's part of a state by names; of parameters without a state it is blank.
+    """Return each shard's part of a state by names.
 
-    Without "optimizer" all of them begin anew, with the job's own options.
+    Parameters without optimizer state get zeros. Without "optimizer", all of them do, and the
+    optimizer has the options of the job.
     """
     layout = partition.layout
     weights = _filled(layout, "weights", {s.name: state["model"].get(s.name) for s in layout.slots})
@@ -178,7 +137,7 @@ def divide(partition: Partition, state: Mapping[str, Any]) -> list[Part]:
         Part(
             partition.cut(shard, weights),
             {key: partition.cut(shard, whole) for key, whole in flats.items()},
-            _named_runs(partition, shard, counts) if counted else [],
+            _runs_of_shard(partition, shard, counts) if counted else [],
             options,
         )
         for shard in range(partition.shards)
@@ -186,7 +145,7 @@ def divide(partition: Partition, state: Mapping[str, Any]) -> list[Part]:
 
 
 def _counts(partition: Partition, parts: Sequence[Part]) -> list[float]:
-    """Each parameter's updates; empty if nobody counts."""
+    """Return each parameter's number of updates; empty if the optimizer does not count."""
     if not any(part.steps for part in parts):
         return []
     found = []
@@ -201,8 +160,8 @@ def _counts(partition: Partition, parts: Sequence[Part]) -> list[float]:
     return found
 
 
-def _named_runs(partition: Partition, shard: int, counts: Sequence[float]) -> list[list[Run]]:
-    """Per range; the gap behind a parameter counts as the parameter does."""
+def _runs_of_shard(partition: Partition, shard: int, counts: Sequence[float]) -> list[list[Run]]:
+    """Return the runs of each range of a shard; a gap counts like the parameter before it."""
     found: list[list[Run]] = [[] for _ in partition.ranges(shard)]
     for at, count in enumerate(counts):
         for piece in partition.pieces(at):
@@ -231,7 +190,7 @@ def _groups(layout: Layout, parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _optimizer(layout: Layout, saved: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What is kept for each parameter, and the options of both groups."""
+    """Return the state of each parameter, and the options of both groups."""
     if saved is None:
         return {}, {}
     if not isinstance(saved, Mapping) or saved.keys() != {"state", "groups"}:
@@ -261,7 +220,7 @@ def _options(names: set[str], groups: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def _column(layout: Layout, saved: Mapping[str, Any], key: str) -> dict[str, Tensor | None]:
-    """One kind of state by names: None where there is no state at all."""
+    """Return one kind of state by names, with None for a parameter that has no state at all."""
     found: dict[str, Tensor | None] = {}
     for slot in layout.slots:
         values = saved.get(slot.name)
@@ -290,42 +249,79 @@ def _fitting(slot: Slot, what: str, values: Tensor) -> Tensor:
     return values
 
 
-# --- cuts ---
-# Cuts over the wire: the state by names, divided over the shards or gathered from them.
-#
-#     trainer ── UPLOAD {what it is} ──▶ shard ── ANSWER ──▶  STATE, raw tensors ──▶ ANSWER
-#     trainer ── STATE ────────────────▶ shard ── ANSWER {what it is} ── ANSWER, raw tensors ──▶
-#
-# The gate's part (versions, what was applied, the schedule) travels with shard 0's.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's part of the state. On the wire `head` is plain data and `body` raw tensors."""
 
-TENSORS = {"model", "optimizer"}
-"""Of a strategy's state, what the shards divide among them. The rest is the gate's, as it is."""
+    weights: list[Tensor]
+    """Per range."""
+    state: dict[str, list[Tensor]]
+    """Per key of optimizer state, such as `exp_avg`, its values per range."""
+    steps: list[list[Run]]
+    """Per range, runs without gaps between them. Empty if the optimizer does not count."""
+    groups: dict[str, dict[str, Any]]
+    """The optimizer's options per group (`penalised`, `plain`), for the groups that exist."""
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "keys": list(self.state),
+            "steps": [[list(run) for run in runs] for runs in self.steps],
+            "groups": self.groups,
+        }
+
+    def body(self) -> list[Tensor]:
+        return [*self.weights, *(tensor for tensors in self.state.values() for tensor in tensors)]
 
 
-def hand_out(
-    links: Sequence[Link], partition: Partition, state: Mapping[str, Any], incarnation: int
-) -> None:
-    """Give every shard its part. They are of that incarnation once they are told that it is whole:
-    rows of tables may follow."""
-    rest = {key: value for key, value in state.items() if key not in TENSORS}
-    for link, part in zip(links, divide(partition, state), strict=True):
-        document = {"part": part.head(), "incarnation": incarnation, "gate": rest}
-        link.ask(Kind.UPLOAD, {}, [to_bytes(document)], "the beginning of an upload")
-        link.ask(Kind.STATE, {}, part.body(), "the end of an upload")
+class BadPart(PeerError):
+    """A part that came from a peer is invalid."""
 
 
-def collect(links: Sequence[Link], partition: Partition) -> dict[str, Any]:
-    """All shards' parts by names, and what the gate adds to them."""
-    gathering = Gathering(partition)
-    for link in links:  # all begin before anybody is waited for
-        link.begin(Kind.CUT, what="a cut")
-    parts: list[Part] = []
-    rest: dict[str, Any] = {}
-    for link in links:
-        found = link.document(link.answer("what a cut is"), "what a cut is")
-        part = gathering.blank(link.address.index, found["part"])
-        link.answer("the tensors of a cut")
-        link.take(part.body(), "the tensors of a cut")
-        parts.append(part)
-        rest = rest or found["gate"]
-    return gathering.state(parts) | rest
+def blank(
+    partition: Partition, shard: int, head: Any, memory: Callable[[str], list[Tensor]] | None = None
+) -> Part:
+    """Return a part to receive a body into; BadPart if `head` does not fit the partition.
+
+    `memory` returns the shard's ranges for "" (the weights) and for each key; default: new ones.
+    """
+    match head:
+        case {"keys": list(keys), "steps": list(steps), "groups": dict(groups)} if (
+            len(keys) <= MOST_KEYS
+            and all(isinstance(key, str) and key for key in keys)
+            and len(set(keys)) == len(keys)
+            and groups.keys() <= {"penalised", "plain"}
+            and all(isinstance(options, dict) for options in groups.values())
+        ):
+            runs = _read_runs(partition, shard, steps)
+        case _:
+            raise BadPart("a part of the state must have keys, steps and groups")
+    take = memory or (lambda _: partition.empty(shard))
+    return Part(take(""), {key: take(key) for key in keys}, runs, groups)
+
+
+def _read_runs(partition: Partition, shard: int, steps: list[Any]) -> list[list[Run]]:
+    ranges = partition.ranges(shard)
+    if not steps:
+        return []
+    if len(steps) != len(ranges):
+        raise BadPart(f"a part of the state counts steps of {len(steps)} ranges, not {len(ranges)}")
+    return [_checked_runs(runs, held.size) for runs, held in zip(steps, ranges, strict=True)]
+
+
+def _checked_runs(runs: Any, size: int) -> list[Run]:
+    found: list[Run] = []
+    end = 0
+    for run in runs if isinstance(runs, list) else [None]:
+        match run:
+            case [int(start), int(stop), int() | float() as count] if start == end < stop <= size:
+                found.append((start, stop, float(count)))
+                end = stop
+            case _:
+                break
+    if end != size or len(found) != len(runs):
+        raise BadPart("a part of the state counts steps of other values than it has")
+    return found
+
+
+def group_word(penalised: bool) -> str:
+    return "penalised" if penalised else "plain"

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, which may be killed, stopped or busy; always reaped."""
+"""Peers in processes that may be killed, stopped or busy; always reaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from echelon.cluster.workers import only
 from echelon.comm.channel import Address, Connection, Listener
-from echelon.comm.channel.stream import address_of, serve_socket
+from echelon.comm.channel.sockets import address_of, serve_socket
 
 from .pairs import KEY
 

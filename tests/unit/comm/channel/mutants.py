@@ -1,7 +1,7 @@
-"""Frames that are wrong in every way one can think of, from a peer that has the key.
+"""Frames that are wrong in every way, from a peer that has the key.
 
-A right frame's head describes the frame, so that whoever gets it can tell that it is one that was
-sent. Bodies on a plain connection are left as they are: nothing but TCP watches over those.
+The head of a right frame describes the frame, so that the receiver can check that it was sent.
+Bodies on a plain connection are not changed: only TCP protects those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from zlib import crc32
 from echelon.comm.channel import Connection, Frame, handshake
 from echelon.comm.channel.frames import HEADER, pack
 from echelon.comm.channel.handshake import Card, Keys
-from echelon.comm.channel.stream import RECORD, SMALL, TAG, Address, Cipher, open_socket
+from echelon.comm.channel.sockets import Address, open_socket
+from echelon.comm.channel.stream import RECORD, SMALL, TAG, Cipher
 from echelon.comm.peers import this_host
 
 _ABOUT = struct.Struct("<BQQI")

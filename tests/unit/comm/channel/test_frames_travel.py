@@ -10,6 +10,7 @@ import torch
 
 from echelon.comm.channel import Connection, Listener, Segment, connect
 from echelon.comm.channel.frames import PING, SEGMENT
+from echelon.comm.channel.sockets import abstract
 from echelon.core.errors import PeerError
 
 from .pairs import KEY, KINDS, pair
@@ -182,3 +183,9 @@ def test_only_plain_memory_goes_over_the_wire() -> None:
         with pytest.raises(ValueError, match="Out of range float values"):
             ours.send(1, {"loss": float("nan")})
         ours.send(1)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 108])
+def test_a_socket_has_a_name(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a unix socket"):
+        abstract(name)

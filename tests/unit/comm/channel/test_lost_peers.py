@@ -1,4 +1,4 @@
-"""A peer that dies, freezes or vanishes is known of in time; one that is only busy is not lost."""
+"""A peer that dies, freezes or vanishes is noticed in time; one that is only busy is not lost."""
 
 from __future__ import annotations
 

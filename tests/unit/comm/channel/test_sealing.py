@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from echelon.comm.channel import Connection, Listener, connect
-from echelon.comm.channel.stream import TAG, Cipher, serve_socket
+from echelon.comm.channel.sockets import serve_socket
+from echelon.comm.channel.stream import TAG, Cipher
 from echelon.comm.peers import is_loopback
 from echelon.core.errors import PeerError
 

@@ -1,4 +1,4 @@
-"""Whoever does not belong here is refused with one clear line, and the others notice nothing."""
+"""A peer that does not belong here is refused with one clear line; other peers notice nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from echelon.comm.channel import Connection, Listener, connect, endpoint, handshake, stream
 from echelon.comm.channel.handshake import Card, Refused
-from echelon.comm.channel.stream import Address, open_socket
+from echelon.comm.channel.sockets import Address, open_socket
 from echelon.core.errors import PeerError
 
 from .mutants import Peer, exactly, greet, mutated, serve

@@ -1,4 +1,4 @@
-"""Files of rows on their way into a checkpoint: none is left, and none is taken for another."""
+"""Rows spooled to files on their way into a checkpoint: no file is left or mistaken for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory from a peer is looked at before it is used."""
+"""Segments: shared memory from a peer is checked before it is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from echelon.comm import shared_memory
 from echelon.comm.channel import Segment
-from echelon.comm.channel.stream import abstract
 from echelon.core.errors import PeerError
 
 
@@ -59,9 +58,3 @@ def test_more_than_the_host_has_is_refused_before_it_is_asked_for(
 
 def test_what_is_free_is_known() -> None:
     assert 1 << 20 < shared_memory._free() < 1 << 50
-
-
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 108])
-def test_a_socket_has_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a unix socket"):
-        abstract(name)

@@ -1,4 +1,4 @@
-"""Sums of halves, whoever asks for them first."""
+"""Sums in half precision are the same after an evaluation as before."""
 
 from __future__ import annotations
 
