@@ -166,8 +166,8 @@ def held_out(
 def read_ahead(job: Job, source: BatchSource) -> int:
     """Return how many batches to read ahead.
 
-    None for a torch Dataset: it may draw random numbers, and only if the loop itself reads it, are
-    they drawn in the same order after a resume.
+    0 for a torch Dataset: it may draw random numbers, and these can only be repeated after a resume
+    if the loop itself reads the samples.
     """
     return 0 if isinstance(source, DatasetSource) else job.data.prefetch
 

@@ -27,7 +27,8 @@ from typing import TypeAlias, cast
 from echelon.core.errors import NonFiniteError, PeerError
 from echelon.core.interfaces import RemoteStrategy, Strategy
 from echelon.core.types import Batch, Lease
-from echelon.loop.recovery import count_up, gather, lost, meet, open_ledger, secure, skip_or_raise
+from echelon.loop.meeting import count_up, meet, open_ledger
+from echelon.loop.recovery import gather, lost, secure, skip_or_raise
 from echelon.loop.run import Run
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from echelon.loop import driver
-from echelon.loop.driver import on_interrupt
+from echelon.loop import interrupt
+from echelon.loop.interrupt import on_interrupt
 
 ASKING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -36,14 +36,14 @@ def test_one_signal_asks_and_handlers_come_back(number: signal.Signals) -> None:
 def test_any_second_signal_ends_it(
     monkeypatch: pytest.MonkeyPatch, first: signal.Signals, second: signal.Signals
 ) -> None:
-    monkeypatch.setattr(driver, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(interrupt, "SAME_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         send(first, second)
 
 
 def test_a_signal_that_comes_twice_at_once_is_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """`timeout` signals the process and then its group."""
-    monkeypatch.setattr(driver, "SAME_SECONDS", 60.0)
+    monkeypatch.setattr(interrupt, "SAME_SECONDS", 60.0)
     assert send(signal.SIGTERM, signal.SIGTERM) == ["SIGTERM"]
 
 

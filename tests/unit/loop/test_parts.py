@@ -13,7 +13,7 @@ from echelon.core.config import HealthSection, job_from
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease, Update
 from echelon.loop.build import LayerHealth
-from echelon.loop.driver import on_interrupt
+from echelon.loop.interrupt import on_interrupt
 from echelon.loop.run import Evaluation, Limits, Meter, Run
 from echelon.loop.train import told_ahead
 from echelon.optim import EarlyStop
