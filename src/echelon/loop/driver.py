@@ -23,21 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from echelon.checkpoint.store import CHECKPOINTS
 from echelon.comm import Alone
 from echelon.comm.peers import is_torn
 from echelon.core.config import Job
-from echelon.core.errors import CheckpointError, EchelonError, Left, PeerError, RunError
+from echelon.core.errors import CheckpointError, EchelonError, Left, PeerError
 from echelon.core.files import write_atomic
 from echelon.core.format import warn
 from echelon.core.interfaces import Comm, Observer, Task
 from echelon.loop.build import assemble, check_task, facts, set_up
-from echelon.loop.inference import CONFIG, FITTED, final_model, gallery, read_fitted
+from echelon.loop.gallery import gallery
+from echelon.loop.inference import final_model
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.journal import journalled
+from echelon.loop.known_run import keep, refuse_other_data
 from echelon.loop.recovery import save_last_words
 from echelon.loop.run import Run
 from echelon.loop.train import train
@@ -429,22 +430,6 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# Beside the run: its config and fitted values, and the cores of this machine
-
-
-def keep(folder: Path, job: Job, task: Task) -> None:
-    """Write the resolved config and the values fitted to the data into the run's folder."""
-    text = yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    write_atomic(folder / CONFIG, text)
-    write_atomic(folder / FITTED, json.dumps(dict(task.fitted), ensure_ascii=False))
-
-
-def refuse_other_data(task: Task, folder: Path) -> None:
-    """Refuse to resume a run with data from which other values are fitted than at its start."""
-    if json.loads(json.dumps(dict(task.fitted))) != read_fitted(folder):
-        raise RunError(f"run {folder.name!r} began with other data: labels or statistics differ")
-
-
 @contextmanager
 def threads(count: int | None, members: int) -> Iterator[Callable[[int], None]]:
     """Divide this machine's cores among the members, or use `count` threads if it is given.
@@ -461,9 +446,3 @@ def threads(count: int | None, members: int) -> Iterator[Callable[[int], None]]:
         yield divide
     finally:
         torch.set_num_threads(before)
-
-
-# --- interrupt ---
-# Ctrl-C, SIGTERM or a closed terminal end a run between two steps, with a checkpoint.
-#
-# A second one ends it now.

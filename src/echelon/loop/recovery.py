@@ -31,14 +31,8 @@ from echelon.loop.run import Run
 
 SLOW = 1.5
 """A member that is slower than the others by this factor is reported."""
-
-
 _WHY = "a server was lost, and a part of the state with it"
-
-
 _UNKNOWN = "whoever knew the samples of the last updates was lost"
-
-
 NO_STATE = "nobody has the state of this run any more, nor is there a checkpoint"
 
 
