@@ -76,7 +76,7 @@ class Clerk:
 
     Everything that a checkpoint contains is in the journal before it. Records that are not written
     yet are lost if this process dies, but so are their updates. A journal that cannot be written
-    does not end the run: it is noticed once, and the missing lines are written when that works again.
+    does not end the run: that is noticed once, and the missing lines are written later.
     """
 
     def __init__(self, folder: Path, ledger: Ledger, notice: Callable[[str], None]) -> None:

@@ -44,8 +44,8 @@ class Leasing(Protocol):
 class SharedLedger(Ledger):
     """One member's view of the ledger that all members share.
 
-    `_mine` are the positions that this member holds and has not begun, `_out` those in its pipeline,
-    `_used` those that it has pushed since its last request for a lease.
+    `_mine` are the positions that this member holds and has not begun, `_out` those that it works
+    on, `_used` those that it has pushed since its last request for a lease.
     """
 
     def __init__(self, samples: int, comm: Leasing, strategy: RemoteStrategy) -> None:
@@ -102,8 +102,8 @@ class SharedLedger(Ledger):
         """Return what the servers applied since the last call, in version order.
 
         Only the first member returns anything. If the servers cannot be reached, they keep their
-        records for the first member of the next generation. Records that were reported in an earlier
-        generation but are not in the journal are reported again, because the report may be lost.
+        records for the first member of the next generation. Records that were reported in the last
+        generation but are not in the journal are reported again: that report may be lost.
         """
         if self._comm.index != 0:
             return []

@@ -1,4 +1,4 @@
-"""What the report shows, whatever part of a batch the member that writes it has."""
+"""The samples in the report do not depend on the share of the member that writes it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The first signal asks for an end, the second brings it."""
+"""The first signal asks the run to stop, the second one ends it at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -53,3 +54,16 @@ def test_under_nohup_a_closed_terminal_is_no_wish() -> None:
         assert send(signal.SIGHUP) == []
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with on_interrupt(lambda _name: None):
+            done.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [before]

@@ -1,4 +1,4 @@
-"""Members go on from where their servers are."""
+"""After a membership change, members continue from the version of the servers."""
 
 from __future__ import annotations
 
