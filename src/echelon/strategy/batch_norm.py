@@ -279,7 +279,7 @@ class Padding:
             assert len(said) <= _ROOM, f"{len(said)} bytes to describe a batch"
             board[self._everybody.index, : len(said)] = torch.tensor(list(said))
         self._everybody.sum_(board)
-        source, row = next((at, said) for at, said in enumerate(board.tolist()) if said[0])
+        source, row = next((at, words) for at, words in enumerate(board.tolist()) if words[0])
         known = mine if source == self._everybody.index else None
         known = known or _made(json.loads(bytes(value for value in row if value)), self._device)
         self._everybody.broadcast_(
