@@ -104,9 +104,3 @@ def _weights(folder: Path, which: str) -> dict[str, Tensor]:
     cut = Shelf(folder / CHECKPOINTS, notice=warn).load(which)
     found: dict[str, Tensor] = cut["strategy"]["model"]
     return found
-
-
-# --- open_run ---
-# An earlier run, found again: its job and what it had learnt from its data.
-# --- gallery ---
-# What the report shows of the trained model: a confusion matrix, or samples of its output.

@@ -182,13 +182,3 @@ def autocast(numerics: Numerics) -> Callable[[], AbstractContextManager[object]]
         return nullcontext
     kind, dtype = numerics.device.type, _DTYPES[numerics.precision]
     return lambda: torch.autocast(kind, dtype)
-
-
-# --- half ---
-# Half precision on CPUs that promise more than they keep.
-#
-# Some virtual machines announce matrix instructions (AMX) that then end the process with an
-# illegal instruction. So before a run computes in half precision on a CPU, a child process tries
-# it; if the child dies, the kernels that kill it are switched off, the narrowest way that helps.
-# --- tables ---
-# The tables of a model: rows that are no parameters, with updates of their own.

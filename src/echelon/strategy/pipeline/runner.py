@@ -186,7 +186,3 @@ def _kind(batch: Batch, learning: bool) -> Hashable:
 def _rows(batch: Batch) -> int:
     column = next(iter(batch.values()))
     return len(column) if isinstance(column, Tensor) else len(column.offsets) - 1
-
-
-# --- seen ---
-# What the last stage saw of the samples it is not to learn from.

@@ -154,14 +154,3 @@ def _mixed(*numbers: int) -> int:
     for number in numbers:
         seed = ((seed ^ number) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**63
     return seed
-
-
-# --- line ---
-# The line along which stages pass tensors on: torch's point-to-point messages.
-#
-# The first tensor of a form is announced by a message of its own, with shape, dtype and order of
-# the dimensions in memory. Both ends then know the form of whatever comes from alike micro-
-# batches, so that the receiver makes room, and is ready to receive, before the tensor is sent. A
-# tensor lies in memory at the receiver as it did at the sender: kernels choose their way by that.
-#
-# Through torch's gloo group; what is on a GPU goes by way of the host's memory.

@@ -307,7 +307,3 @@ class _Watch(TorchFunctionMode):
                     idle = [part for part in self._holders.get(leaf, ()) if not self._active[part]]
                     self.found.update(idle)
         return func(*args, **kwargs)
-
-
-# --- freeing ---
-# What is freed goes back to the system.

@@ -254,9 +254,3 @@ class GradientsLevel(Divided, OptimizerLevel):
     def _clear(self) -> None:
         super()._clear()
         self._reduction.clear()
-
-
-# --- parameters_level ---
-# Level `parameters`: everything is divided; weights are whole only where they are computed with.
-#
-# All members go through the same layers at the same time, for there they gather weights.

@@ -169,28 +169,3 @@ class TensorParallel(AllReduce):
     def let_go(self) -> None:
         restore(self.model)
         super().let_go()
-
-
-# --- chance ---
-# The random numbers of a team: alike where all have the same activations, else one's own.
-# --- layers ---
-# Linear layers of which every member of a team computes a part (Shoeybi et al. 2019).
-#
-#     x ──▶ columns ──▶ own outputs ─ elementwise ─▶ rows ──▶ Σ over the team ──▶ y
-#     Σ over the team ◀── dx                                              dy ◀── the same for all
-#
-# Dropout between them draws numbers of each member's own, everywhere else the same ones for all.
-# --- cutting ---
-# Take from a whole model what belongs to one member of a team.
-# --- cuts ---
-# Which rows or columns of a matrix are whose.
-# --- plan ---
-# Which linear layers are cut, and how: derived for models that are known, else the user's word.
-#
-# Layers come in groups: some that are cut by columns, then one that is cut by rows and so brings
-# the parts together again. What lies between them has to treat every value by itself.
-# --- check ---
-# Whether a model that was cut as the user says still computes what the whole one did.
-#
-# A plan that cuts around something that looks at a whole row (a norm, a softmax) would train, and
-# train something else.
