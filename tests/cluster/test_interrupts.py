@@ -18,7 +18,7 @@ from echelon.cluster.health import Interrupted, MemberFailed
 from echelon.cluster.supervisor import facts_of, launch
 from echelon.cluster.workers import Member, Pipes, RelayThread
 from echelon.core.errors import PeerError
-from echelon.loop.driver import SAME_SECONDS, on_interrupt
+from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 from tests.cluster.test_failures import stuck
 
@@ -259,7 +259,7 @@ def test_a_bug_while_stopping_is_not_hidden() -> None:
 SCRIPT = """
 import os, sys, time
 from echelon.cluster.supervisor import launch
-from echelon.loop.driver import SAME_SECONDS, on_interrupt
+from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 
 def work(member):
     asked = []

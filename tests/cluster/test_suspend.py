@@ -11,7 +11,7 @@ import pytest
 
 from echelon.cluster.supervisor import launch
 from echelon.cluster.workers import Member
-from echelon.loop.driver import on_interrupt
+from echelon.loop.interrupt import on_interrupt
 from tests.cluster.shared import Counters, start, wait_for
 
 pytestmark = pytest.mark.timeout(120)

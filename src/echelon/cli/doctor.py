@@ -37,7 +37,7 @@ def doctor(
 
 
 def _half_precision() -> Check:
-    from echelon.strategy.model import state_of_bf16
+    from echelon.strategy.half_precision import state_of_bf16
     from echelon.track.doctor import Check
 
     state = state_of_bf16()

@@ -201,7 +201,7 @@ def caught() -> Iterator[Ends]:
     between two lines of Python, so for a signal just before a wait begins only after that wait.
     Other signals that have a handler in Python are in the pipe too.
     """
-    from echelon.loop.driver import wishes
+    from echelon.loop.interrupt import wishes
 
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -245,7 +245,7 @@ def held_back() -> Iterator[None]:
 
 def as_new() -> None:
     """Give a member the handlers a fresh Python process has, and let signals in."""
-    from echelon.loop.driver import wishes
+    from echelon.loop.interrupt import wishes
 
     signal.set_wakeup_fd(-1)
     for number in (*wishes(), SUSPEND):

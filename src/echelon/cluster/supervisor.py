@@ -27,7 +27,7 @@ from echelon.cluster.services import Fleet, Keeper, Seat
 from echelon.cluster.workers import Child, Crew, Relay, Work
 from echelon.core.errors import UserError
 from echelon.core.format import warn
-from echelon.loop.driver import SAME_SECONDS
+from echelon.loop.interrupt import SAME_SECONDS
 
 # --- supervisor ---
 

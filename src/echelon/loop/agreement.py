@@ -1,4 +1,8 @@
-"""What the loop itself wants of the other members: their random states, and the same beginning."""
+"""Small values that all members of a generation agree on, and their random states.
+
+The loop itself needs little from the other members: sums and short messages (`sum`, `led`, `told`),
+a barrier, and the random state of every shard for a checkpoint (`draws`, `go_on`).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,14 @@ from echelon.core.interfaces import Comm
 from echelon.core.types import Shard
 
 _WORD = 8
+"""Bytes in an int64."""
 
 
 class Fellows:
-    """All members call these methods together.
+    """The members of a generation. All of them call these methods together, in the same order.
 
-    Random numbers belong to shards: whoever reads the same part of every batch draws alike.
+    Random states belong to shards: members that read the same part of every batch draw the same
+    numbers.
     """
 
     def __init__(self, comm: Comm, shard: Shard, seed: int) -> None:
@@ -32,8 +38,35 @@ class Fellows:
         self._seed = seed
         self._made: Collective | None = None
 
+    def sum(self, value: int) -> int:
+        """Return the sum over all members. Blocks until every member has called it."""
+        return int(self._collective().sum([float(value)])[0])
+
+    def led(self, *mine: int) -> list[int]:
+        """Broadcast integers from member 0. Blocks until every member has called it."""
+        said = mine if self._comm.index == 0 else [0] * len(mine)
+        return [int(value) for value in self._collective().sum([float(value) for value in said])]
+
+    def told(self, mine: Any) -> list[Any]:
+        """Gather plain data from all members, in their order."""
+        text = json.dumps(mine).encode()
+        found = self._gathered(torch.cat([torch.tensor([len(text)]), _words(text)]))
+        return [json.loads(words[1:].numpy().tobytes()[: int(words[0])]) for words in found]
+
+    def barrier(self) -> None:
+        self._collective().barrier()
+
+    def part(self) -> None:
+        """Wait until all members of an elastic group are done.
+
+        If the first member is lost before it has written the last checkpoint, the others must still
+        be there to write it.
+        """
+        if self._comm.elastic and self._comm.count > 1:
+            self._collective().barrier()
+
     def draws(self) -> dict[int, dict[str, Any]]:
-        """The random generators of every shard."""
+        """Return the states of the random generators of every shard."""
         mine = randomness.capture()
         if self._shard.count == 1:
             return {0: mine}
@@ -43,14 +76,14 @@ class Fellows:
         return found
 
     def go_on(self, draws: dict[int, dict[str, Any]], version: int) -> None:
-        """Draw on from where this shard was; one that was not there begins anew."""
+        """Restore this shard's random state, or seed a new one if the shard did not exist."""
         mine = self._shard.index
         randomness.restore(draws.get(mine, draws[0]))
         if mine not in draws:
             randomness.part_ways(self._seed, mine, version)
 
     def check_version(self, version: int, where: object) -> None:
-        """Members that began with different cuts would never be alike again."""
+        """Raise if members loaded different checkpoints: their weights would never agree again."""
         if self._comm.count == 1:
             return
         found = [int(words[0]) for words in self._gathered(torch.tensor([version]))]
@@ -58,31 +91,8 @@ class Fellows:
             told = ", ".join(f"member {member}: {step}" for member, step in enumerate(found))
             raise RunError(f"{where}: members found checkpoints of different steps ({told})")
 
-    def told(self, mine: Any) -> list[Any]:
-        """What every member says, in their order: plain data."""
-        text = json.dumps(mine).encode()
-        found = self._gathered(torch.cat([torch.tensor([len(text)]), _words(text)]))
-        return [json.loads(words[1:].numpy().tobytes()[: int(words[0])]) for words in found]
-
-    def sum(self, value: int) -> int:
-        """Of all members' values; nobody goes on before all are here."""
-        return int(self._collective().sum([float(value)])[0])
-
-    def led(self, *mine: int) -> list[int]:
-        """What the first one found, for all to go by; nobody goes on before all are here."""
-        said = mine if self._comm.index == 0 else [0] * len(mine)
-        return [int(value) for value in self._collective().sum([float(value) for value in said])]
-
-    def barrier(self) -> None:
-        self._collective().barrier()
-
-    def part(self) -> None:
-        """Nobody leaves before the last checkpoint is written, where others could still do it."""
-        if self._comm.elastic and self._comm.count > 1:
-            self._collective().barrier()
-
     def _gathered(self, words: Tensor) -> list[Tensor]:
-        """Every member's words (int64), filled up with zeros to the same length."""
+        """Gather one int64 tensor from every member, padded with zeros to the same length."""
         index, count = self._comm.index, self._comm.count
         collective = self._collective()
         lengths = torch.zeros(count, dtype=torch.int64)
@@ -98,12 +108,13 @@ class Fellows:
 
     def _collective(self) -> Collective:
         if self._made is None:
-            self._made = cast(Group, self._comm).collective()  # only `Alone` has none
+            self._made = cast(Group, self._comm).collective()  # only `Alone` has no collective
         return self._made
 
 
 def _packed(shard: int, state: dict[str, Any]) -> Tensor:
-    """[shard, bytes of the skeleton, bytes of the tensors] and both of them, as words."""
+    """Pack a shard's random state into int64 words: [shard, len(skeleton), len(tensors)], then the
+    bytes of both."""
     tensors, skeleton = flatten(state)
     parts = [json.dumps(skeleton).encode(), save(tensors)]
     header = torch.tensor([shard, *map(len, parts)])
@@ -120,5 +131,6 @@ def _unpacked(words: Tensor) -> tuple[int, dict[str, Any]]:
 
 
 def _words(data: bytes) -> Tensor:
+    """Pad bytes with zeros and return them as int64 words."""
     filled = bytearray(data.ljust(len(data) + -len(data) % _WORD, b"\0"))
     return torch.frombuffer(filled, dtype=torch.int64)

@@ -1,4 +1,9 @@
-"""Job + task → Run."""
+"""Build a `Run` from a job and a task: strategy, ledger, loaders, checkpoints, early stopping.
+
+`check_task` refuses a job and a task that contradict each other; `assemble` then builds every part
+of the run except its folder. `set_up` builds only the strategy: it is called again when the members
+change. `facts` describes the finished run for the observers.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +37,9 @@ from echelon.loop.leased_ledger import Leasing, SharedLedger
 from echelon.loop.run import Limits, Run
 from echelon.optim import gradients
 
-# --- assemble ---
-# From a job and a task to a run that is ready to go.
-
-_DIVIDING = "torch.distributed"
-
 
 def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
-    """Build every part of a run but its folder; `task` has been prepared and checked."""
+    """Build every part of a run except its folder, from a prepared and checked task."""
     device = find_device(job.device)
     state.seed(job.seed)
     limits = Limits.of(job)
@@ -92,7 +92,7 @@ def _ledger(samples: int, comm: Comm, chosen: Strategy) -> Ledger:
 
 
 def set_up(job: Job, task: Task, comm: Comm, schedule: Schedule, observer: Observer) -> Strategy:
-    """The job's strategy, among these members."""
+    """Build the job's strategy and set it up together with the other members."""
     chosen = strategy.build(
         job.strategy,
         numerics(job, find_device(job.device)),
@@ -102,30 +102,6 @@ def set_up(job: Job, task: Task, comm: Comm, schedule: Schedule, observer: Obser
     )
     chosen.setup(task, comm)
     return chosen
-
-
-def held_out(
-    job: Job,
-    task: Task,
-    device: torch.device,
-    shard: Shard = Shard(),  # noqa: B008 (a constant)
-) -> Loader | None:
-    """The validation samples in their own order."""
-    if task.valid is None:
-        return None
-    return Loader(
-        task.valid,
-        seed=job.seed,
-        shuffle=False,
-        shard=shard,
-        prefetch=read_ahead(job, task.valid),
-        device=device,
-    )
-
-
-def read_ahead(job: Job, source: BatchSource) -> int:
-    """A torch Dataset may draw random numbers: read in the loop itself, they can be resumed."""
-    return 0 if isinstance(source, DatasetSource) else job.data.prefetch
 
 
 def numerics(job: Job, device: torch.device) -> Numerics:
@@ -155,7 +131,8 @@ def parallel(job: Job, members: int | None = None, task: Task | None = None) -> 
 
 
 def _plan(job: Job, task: Task) -> dict[str, Any]:
-    """What servers have to know: when the rate changes, and when all members have to meet."""
+    """Return what servers need of the job: when the learning rate changes, and when all members
+    have to meet."""
     evaluates = task.valid is not None
     due = [job.checkpoint.every, *([job.evaluate.every] if evaluates else [])]
     return {
@@ -165,6 +142,53 @@ def _plan(job: Job, task: Task) -> dict[str, Any]:
         "steps": job.steps,
         "due": [every for every in due if isinstance(every, int)],
     }
+
+
+def held_out(
+    job: Job,
+    task: Task,
+    device: torch.device,
+    shard: Shard = Shard(),  # noqa: B008 (a constant)
+) -> Loader | None:
+    """Return a loader of the validation samples in their own order, or None without any."""
+    if task.valid is None:
+        return None
+    return Loader(
+        task.valid,
+        seed=job.seed,
+        shuffle=False,
+        shard=shard,
+        prefetch=read_ahead(job, task.valid),
+        device=device,
+    )
+
+
+def read_ahead(job: Job, source: BatchSource) -> int:
+    """Return how many batches to read ahead.
+
+    0 for a torch Dataset: it may draw random numbers, and these can only be repeated after a resume
+    if the loop itself reads the samples.
+    """
+    return 0 if isinstance(source, DatasetSource) else job.data.prefetch
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device: `auto` is a GPU if there is one, `cuda` is this process's own GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",)) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",))
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs", ("device",)
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def check_task(job: Job, task: Task) -> None:
@@ -192,27 +216,8 @@ def check_task(job: Job, task: Task) -> None:
         raise ConfigError("schedule 'plateau' needs held-out samples", ("schedule", "name"))
 
 
-def find_device(name: str) -> torch.device:
-    """`auto` takes the GPU if there is one; `cuda` without a number is this process's own."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",)) from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda"]), ("device",))
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs", ("device",)
-        )
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
 def facts(job: Job, task: Task, run: Run, folder: Path) -> dict[str, Any]:
-    """What the observers are told about a run when it starts."""
+    """Return what the observers receive when a run starts."""
     return {
         "task": task.name,
         "model": job.model.get("name") or kind(run.strategy.model),
@@ -233,21 +238,19 @@ def facts(job: Job, task: Task, run: Run, folder: Path) -> dict[str, Any]:
 
 
 def kind(model: nn.Module) -> str:
-    """The class as its author called it: torch makes others of those that it divides."""
+    """Return the name of the model's class. torch's `fully_shard` swaps in a class of its own."""
     kinds = (kind for kind in type(model).__mro__ if not kind.__module__.startswith(_DIVIDING))
     return next(kinds).__name__
 
 
-# --- health ---
-# Watches each layer's gradient and says when one vanishes or explodes.
-
-Notice = Callable[[int, str], None]
+_DIVIDING = "torch.distributed"
 
 
 class LayerHealth:
-    """An `Inspector`: every `every` updates it compares the layers' gradient norms.
+    """An `Inspector` that reports layers whose gradient vanishes or explodes.
 
-    Each layer is reported once per kind of trouble, and again only after it has recovered.
+    Every `health.every` updates it compares the gradient norms of the layers. A layer is reported
+    once per kind of trouble, and again only after it has recovered.
     """
 
     def __init__(self, section: HealthSection, notice: Notice) -> None:
@@ -286,3 +289,6 @@ class LayerHealth:
         elif (name, kind) not in self._sick:
             self._sick.add((name, kind))
             self._notice(version, f"layer {name!r} is {kind}: {figures}")
+
+
+Notice = Callable[[int, str], None]

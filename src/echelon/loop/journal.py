@@ -1,4 +1,9 @@
-"""JournalWriter, audit."""
+"""The journal of a run: written by the first member, and audited against the checkpoint.
+
+`journalled` keeps the journal of a run that has no coordinator: its first member writes what it
+commits. In an elastic group the coordinator writes the journal. `audit` replays the journal of
+either kind and proves from it that every sample was consumed exactly once.
+"""
 
 from __future__ import annotations
 
@@ -18,141 +23,24 @@ from echelon.core.format import warn
 from echelon.core.types import Lease
 from echelon.data.intervals import Intervals
 from echelon.data.journal import JOURNAL, Journal, JournalError
-from echelon.data.ledger import Ledger, Record
+from echelon.data.ledger import Ledger
 from echelon.data.proof import Account, Replay, account, replay
 
 if TYPE_CHECKING:
     from echelon.loop.run import Run
 
 
-# --- clerk ---
-# Keeps a run's journal where no coordinator does: the first member writes what it commits.
+# Writing: without a coordinator, the first member keeps the journal
 
 EVERY = 1.0
-"""Seconds between two looks at what was committed: a line each, however many steps."""
+"""Seconds between two writes; each is one line, however many steps were committed."""
 DAMAGED = "journal.damaged.jsonl"
-
-
-class Clerk:
-    """Writes down what the ledger recorded: now and then, before each checkpoint, at the end.
-
-    What a checkpoint holds was written before it. What was not dies with this process, and so do
-    the updates it tells of. A journal that cannot be written does not end a run: it is told once,
-    and what is missing is written as soon as it can be.
-    """
-
-    def __init__(self, folder: Path, ledger: Ledger, notice: Callable[[str], None]) -> None:
-        self.path = folder / JOURNAL
-        self._ledger = ledger
-        self._notice = notice
-        self._journal = Journal(self.path)
-        self._generation = 0
-        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self._next = 0.0
-        self._told = False
-
-    def begun(self, about: dict[str, Any], *, members: int, parts: int) -> None:
-        """A run begins; `parts` is in how many a batch is split among the members."""
-        self._sit_down(about, 0, "the run began", members, parts)
-        self._write(sync=True)
-
-    def resumed(
-        self,
-        about: dict[str, Any],
-        version: int,
-        left_out: Sequence[Lease],
-        *,
-        members: int,
-        parts: int,
-    ) -> None:
-        """A run goes on from a checkpoint: what was done after its version is undone."""
-        found = self._known()
-        self._generation = max(found.generations, default=0)
-        unknown = found.samples == 0 or not found.base <= version <= found.version
-        if not unknown and (found.version > version or found.at_odds(version, left_out)):
-            why = "the run went on from its checkpoint"
-            self._add("rolled_back", version=version, why=why, left_out=left_out)
-        self._sit_down(about, version, "the run was resumed", members, parts)
-        if unknown:
-            ledger = self._ledger.state_dict()
-            self._add("taken_over", version=version, ledger=ledger, left_out=left_out)
-        self._write(sync=True)
-
-    def tick(self) -> None:
-        """Called often; writes seldom."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
-            self.keep()
-
-    def keep(self) -> None:
-        """Write all that is committed, before it becomes part of a checkpoint."""
-        for record in self._ledger.drain():
-            self._committed(record)
-        self._write()
-
-    def finished(self, status: str, version: int) -> None:
-        self.keep()
-        self._add("finished", status=status, version=version)
-        self._write(sync=True)
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def _sit_down(
-        self, about: dict[str, Any], version: int, why: str, members: int, parts: int
-    ) -> None:
-        """Members are known by their place; of the others' processes the first knows nothing."""
-        self._generation += 1
-        self._add("begun", **about, workers=members)
-        for member in range(members):
-            pid, host = (None, None) if member else (os.getpid(), this_host())
-            self._add("joined", member=member, pid=pid, host=host, name="trainer")
-        self._add(
-            "generation",
-            number=self._generation,
-            members=list(range(members)),
-            version=version,
-            why=why,
-            shares=None,
-            parts=parts,
-        )
-
-    def _known(self) -> Replay:
-        """What the journal says so far; one that cannot be read is put aside."""
-        try:
-            return replay(self.path)
-        except DataError as error:
-            self._journal.close()
-            self.path.replace(self.path.with_name(DAMAGED))
-            self._journal = Journal(self.path)
-            self._notice(f"{error}; it is kept as {DAMAGED}, and the proof begins anew")
-            return Replay()
-
-    def _committed(self, record: Record) -> None:
-        self._add("committed", generation=self._generation, **record._asdict())
-
-    def _add(self, kind: str, **fields: Any) -> None:
-        self._waiting.append((kind, fields))
-
-    def _write(self, *, sync: bool = False) -> None:
-        waiting = self._waiting
-        try:
-            while waiting:
-                kind, fields = waiting[0]
-                self._journal.add(kind, **fields)
-                waiting.popleft()
-            if sync:
-                self._journal.sync()
-            self._told = False
-        except JournalError as error:
-            if not self._told:
-                self._told = True
-                self._notice(f"{error}; training goes on, and what is missing is written later")
+"""The name to which an unreadable journal is moved."""
 
 
 @contextmanager
 def journalled(run: Run, name: str, folder: Path, *, resumed: bool) -> Iterator[None]:
-    """While inside, the run's journal is kept, unless somebody else does it."""
+    """Keep the run's journal while inside, unless this member already has a recorder."""
     if run.clerk is not None:
         yield
         return
@@ -183,23 +71,135 @@ def journalled(run: Run, name: str, folder: Path, *, resumed: bool) -> Iterator[
                 warn(problem)
 
 
-# --- audit ---
-# The proof of a run: from its journal, and checked against its newest checkpoint.
+class Clerk:
+    """Writes what the ledger recorded: now and then, before each checkpoint, and at the end.
+
+    Everything that a checkpoint contains is in the journal before it. Records that are not written
+    yet are lost if this process dies, but so are their updates. A journal that cannot be written
+    does not end the run: that is noticed once, and the missing lines are written later.
+    """
+
+    def __init__(self, folder: Path, ledger: Ledger, notice: Callable[[str], None]) -> None:
+        self.path = folder / JOURNAL
+        self._ledger = ledger
+        self._notice = notice
+        self._journal = Journal(self.path)
+        self._generation = 0
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._next = 0.0
+        self._told = False
+
+    def begun(self, about: dict[str, Any], *, members: int, parts: int) -> None:
+        """Write the beginning of a new run, whose batches are split into `parts` parts."""
+        self._add_generation(about, 0, "the run began", members, parts)
+        self._write(sync=True)
+
+    def resumed(
+        self,
+        about: dict[str, Any],
+        version: int,
+        left_out: Sequence[Lease],
+        *,
+        members: int,
+        parts: int,
+    ) -> None:
+        """Write that a run continues from a checkpoint; updates after its version are undone."""
+        found = self._known()
+        self._generation = max(found.generations, default=0)
+        unknown = found.samples == 0 or not found.base <= version <= found.version
+        if not unknown and (found.version > version or found.at_odds(version, left_out)):
+            why = "the run went on from its checkpoint"
+            self._add("rolled_back", version=version, why=why, left_out=left_out)
+        self._add_generation(about, version, "the run was resumed", members, parts)
+        if unknown:
+            ledger = self._ledger.state_dict()
+            self._add("taken_over", version=version, ledger=ledger, left_out=left_out)
+        self._write(sync=True)
+
+    def tick(self) -> None:
+        """Write if the last time is long enough ago; called often."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
+            self.keep()
+
+    def keep(self) -> None:
+        """Write all committed records now; called before they become part of a checkpoint."""
+        for record in self._ledger.drain():
+            self._add("committed", generation=self._generation, **record._asdict())
+        self._write()
+
+    def finished(self, status: str, version: int) -> None:
+        self.keep()
+        self._add("finished", status=status, version=version)
+        self._write(sync=True)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _add_generation(
+        self, about: dict[str, Any], version: int, why: str, members: int, parts: int
+    ) -> None:
+        """Write a new generation and its members. Only this member's own process is known."""
+        self._generation += 1
+        self._add("begun", **about, workers=members)
+        for member in range(members):
+            pid, host = (None, None) if member else (os.getpid(), this_host())
+            self._add("joined", member=member, pid=pid, host=host, name="trainer")
+        self._add(
+            "generation",
+            number=self._generation,
+            members=list(range(members)),
+            version=version,
+            why=why,
+            shares=None,
+            parts=parts,
+        )
+
+    def _known(self) -> Replay:
+        """Replay the journal so far. Move it aside if it cannot be read, and start a new one."""
+        try:
+            return replay(self.path)
+        except DataError as error:
+            self._journal.close()
+            self.path.replace(self.path.with_name(DAMAGED))
+            self._journal = Journal(self.path)
+            self._notice(f"{error}; it is kept as {DAMAGED}, and the proof begins anew")
+            return Replay()
+
+    def _add(self, kind: str, **fields: Any) -> None:
+        self._waiting.append((kind, fields))
+
+    def _write(self, *, sync: bool = False) -> None:
+        waiting = self._waiting
+        try:
+            while waiting:
+                kind, fields = waiting[0]
+                self._journal.add(kind, **fields)
+                waiting.popleft()
+            if sync:
+                self._journal.sync()
+            self._told = False
+        except JournalError as error:
+            if not self._told:
+                self._told = True
+                self._notice(f"{error}; training goes on, and what is missing is written later")
 
 
-class ProofError(TrainingError):
-    """Not every sample counted exactly once, or it cannot be shown."""
+# Auditing: the proof from a journal that every sample was consumed exactly once
 
 
 def audit(folder: Path, *, checkpoint: bool) -> Account:
-    """What the journal of the run in `folder` comes to."""
+    """Prove from the journal in `folder` that every sample was consumed exactly once.
+
+    The result lists all problems. With `checkpoint`, compare with the newest checkpoint, too.
+    """
     path = folder / JOURNAL
     if not path.exists():
         raise RunError(
             f"run {folder.name!r} has no journal: it was made before there were any "
             f"(if it is resumed, its proof begins there)"
         )
-    # First the checkpoint: whatever it holds was in the journal before, also in a live run.
+    # Read the checkpoint first: what it contains is in the journal already, also in a live run.
     cut = _newest(folder) if checkpoint else None
     found = replay(path)
     if not found.samples:
@@ -211,15 +211,19 @@ def audit(folder: Path, *, checkpoint: bool) -> Account:
 
 
 def require_exact(proof: Account) -> None:
-    """Raise what is wrong, in one line."""
+    """Raise the problems of a proof, if there are any, in one line."""
     if proof.problems:
         first, *others = proof.problems
         more = f" (and {len(others)} more)" if others else ""
         raise ProofError(f"run {proof.run!r} is not exactly once: {first}{more}")
 
 
+class ProofError(TrainingError):
+    """Some sample was not consumed exactly once, or it cannot be proved."""
+
+
 def _newest(folder: Path) -> dict[str, Any] | None:
-    """The newest whole checkpoint, if there is one."""
+    """Return the newest complete checkpoint, or None."""
     try:
         return Shelf(folder / CHECKPOINTS).load("last")
     except RunError:
@@ -227,7 +231,7 @@ def _newest(folder: Path) -> dict[str, Any] | None:
 
 
 def _differences(found: Replay, cut: dict[str, Any]) -> Iterator[str]:
-    """What the ledger of a checkpoint and the journal do not agree about."""
+    """Yield where the ledger in a checkpoint and the journal disagree."""
     version = cut["strategy"]["version"]
     if version > found.version:
         yield f"the checkpoint of step {version:,} is newer than the journal's {found.version:,}"

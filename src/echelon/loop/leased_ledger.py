@@ -1,10 +1,11 @@
-"""A ledger whose leases come from a coordinator, and whose records are the servers'.
+"""A ledger whose leases come from the coordinator and whose records come from the servers.
 
     coordinator ── a range of several batches ──▶ this member ── push, batch by batch ──▶ servers
          ▲                                                                                  │
          └── records, from the first member ◀── what was applied, by whom, at which version ┘
 
-What is consumed is known to the servers at any time, and to members as of their last meeting.
+Members that update servers independently use it in place of their own `Ledger`. The servers know at
+any time which samples are consumed; the members know it as of their last meeting.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from echelon.data.intervals import Intervals
 from echelon.data.ledger import Ledger, LedgerError
 
 HELD = 16
-"""Batches that a member holds at a time, as long as there are plenty."""
+"""Batches that a member leases at a time, as long as there are plenty."""
 
 
 class Leasing(Protocol):
-    """Members with a coordinator."""
+    """The part of an elastic group that hands out leases."""
 
     index: int
     pace: float | None
@@ -41,7 +42,11 @@ class Leasing(Protocol):
 
 
 class SharedLedger(Ledger):
-    """In the place of a member's own."""
+    """One member's view of the ledger that all members share.
+
+    `_mine` are the positions that this member holds and has not begun, `_out` those that it works
+    on, `_used` those that it has pushed since its last request for a lease.
+    """
 
     def __init__(self, samples: int, comm: Leasing, strategy: RemoteStrategy) -> None:
         super().__init__(samples)
@@ -53,7 +58,8 @@ class SharedLedger(Ledger):
         self._left_out: set[tuple[int, ...]] = set()
 
     def leases(self, epoch: int, size: int) -> Iterator[Lease]:
-        """What this member holds, and if that is nothing, what it gets; at most so much at once."""
+        """Yield leases of at most `size` samples, or of the servers' share, from what this member
+        holds. Request more only if it holds nothing."""
         size = self._strategy.share or size
         if epoch != self._epoch:
             self.drop(epoch)
@@ -63,6 +69,14 @@ class SharedLedger(Ledger):
             start, stop = self._mine.pop(self._strategy.share or size)
             self._out.add(start, stop)
             yield Lease(epoch, start, stop)
+
+    def _hold(self, size: int) -> None:
+        self._comm.pace = self._strategy.pace
+        held = self._comm.lease(self._epoch, HELD * size, size, self._used)
+        self._used.clear()
+        for _, start, stop in held:
+            self._mine.add(start, stop)
+        self.dry = not self._mine
 
     def commit(self, lease: Lease, version: int) -> None:  # noqa: ARG002 (the servers know it)
         if not self._out.take(lease.start, lease.stop):
@@ -74,7 +88,7 @@ class SharedLedger(Ledger):
         self.commit(lease, version)
 
     def give_back(self, lease: Lease) -> None:
-        """Held still, and to be done anew."""
+        """Keep a lease that was not trained on, to be trained on again."""
         if not self._out.take(lease.start, lease.stop):
             raise LedgerError(f"{lease} is given back but was not out on lease")
         self._mine.add(lease.start, lease.stop)
@@ -85,10 +99,11 @@ class SharedLedger(Ledger):
         self._out.clear()
 
     def drain(self) -> list[Any]:
-        """The first member's: what the servers took in since, in the order of versions.
+        """Return what the servers applied since the last call, in version order.
 
-        Where they cannot be asked they keep it, for whoever asks in the next generation. Whatever
-        was told in the last one is told again if it is not on record: it may not have been heard.
+        Only the first member returns anything. If the servers cannot be reached, they keep their
+        records for the first member of the next generation. Records that were reported in the last
+        generation but are not in the journal are reported again: that report may be lost.
         """
         if self._comm.index != 0:
             return []
@@ -99,51 +114,44 @@ class SharedLedger(Ledger):
             found = self._strategy.unheard(self._comm.recorded())
         except PeerError:
             return []
-        # What was left out may come behind its version: it is told until another one is recorded.
+        # A record of skipped samples may arrive after its version was reported, and stays among the
+        # unrecorded ones until a later version is recorded: report each only once.
         before, self._left_out = self._left_out, {tuple(r) for r in found if r[4] < 0}
         fresh = self._left_out - before
         new = [r for r in found if r[3] > self._reported or tuple(r) in fresh]
         self._reported = max([self._reported, *(record[3] for record in new)])
-        return [_told(*record) for record in new]
+        return [_journal_row(*record) for record in new]
+
+    def meet(self) -> None:
+        """Ask the servers what is consumed. Called while no member pushes."""
+        super().load_state_dict(self._strategy.consumed())
+        self.dry = False
+
+    def open(self, version: int) -> None:
+        """Start a new generation: no member holds a lease, and all know what is consumed."""
+        self.meet()
+        self.drop()
+        self._reported = self._comm.recorded()  # the run may have gone back to a checkpoint
+        self._comm.open_ledger(version, self.state_dict())
 
     def consumed(self) -> int:
-        """Samples in all, as of the last meeting."""
+        """Return the number of consumed samples, as of the last meeting."""
         return self.samples * len(self._whole) + sum(p.done.total for p in self._pages.values())
 
     def drop(self, epoch: int = -1) -> None:
-        """Hold nothing any more."""
+        """Forget all leases of this member."""
         self._epoch, self.dry = epoch, False
         self._mine.clear()
         self._out.clear()
         self._used.clear()
 
-    def meet(self) -> None:
-        """Nobody pushes: know what is consumed."""
-        super().load_state_dict(self._strategy.consumed())
-        self.dry = False
-
-    def open(self, version: int) -> None:
-        """In a new generation: nobody holds anything, and all know what is consumed."""
-        self.meet()
-        self.drop()
-        self._reported = self._comm.recorded()  # all may have gone back since
-        self._comm.open_ledger(version, self.state_dict())
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.drop()
 
-    def _hold(self, size: int) -> None:
-        self._comm.pace = self._strategy.pace
-        held = self._comm.lease(self._epoch, HELD * size, size, self._used)
-        self._used.clear()
-        for _, start, stop in held:
-            self._mine.add(start, stop)
-        self.dry = not self._mine
 
-
-def _told(epoch: int, start: int, stop: int, version: int, member: int) -> list[int]:
-    """As the journal has it; a negative member is one that left these samples out."""
+def _journal_row(epoch: int, start: int, stop: int, version: int, member: int) -> list[int]:
+    """Convert a server's record to the journal's form. A negative member skipped these samples."""
     if member < 0:
         return [epoch, start, stop, version + 1, version]
     return [epoch, start, stop, version, version, member]

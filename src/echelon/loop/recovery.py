@@ -1,11 +1,14 @@
-"""Membership changes: regroup, catch up, reshard, follow servers; safety checkpoints.
+"""Continue after a membership change: without lost members, and with new ones brought up to date.
 
-Members meet again: whoever was lost is done without, whoever came is brought up to date.
+    regroup: wait for a generation ─▶ connect to its members ─▶ bring outdated members up to date
+    ─▶ the first member leads ─▶ repeat what was due when the loss came
 
-    regroup: wait for a generation ─▶ rejoin: new ways to the others ─▶ heal whoever is behind
-    ─▶ the first one leads ─▶ what was due and broken off is done again
+If another member is lost on the way, all of this starts over: `train` calls `lost`, then `gather`.
 
-If another one is lost on the way, all of it begins anew.
+How outdated members get the state depends on where it is: a replicated state is sent by the most
+advanced member (`send`, `receive`), a state in parts is put together by its holders (`start_over`),
+and weights on servers are pulled from there (`follow`). The safety functions at the end make sure
+that there is a checkpoint to go back to, and handle updates that are not finite.
 """
 
 from __future__ import annotations
@@ -22,19 +25,19 @@ from echelon.comm.group import Group
 from echelon.comm.peers import is_torn
 from echelon.core.errors import NonFiniteError, PeerError, TrainingError
 from echelon.core.interfaces import Healing, RemoteStrategy, Sending
-from echelon.core.types import Ask, Lease, Shard
+from echelon.core.types import Lease, Shard
 from echelon.loop.agreement import Fellows
-from echelon.loop.leased_ledger import SharedLedger
 from echelon.loop.run import Run
 
-# --- gathering ---
-
 SLOW = 1.5
-"""A member so much slower than the others is worth a word."""
+"""A member that is slower than the others by this factor is reported."""
+_WHY = "a server was lost, and a part of the state with it"
+_UNKNOWN = "whoever knew the samples of the last updates was lost"
+NO_STATE = "nobody has the state of this run any more, nor is there a checkpoint"
 
 
 def lost(run: Run, error: PeerError | RuntimeError) -> None:
-    """Another member is gone: the rest meets again, where it can."""
+    """Note that another member is lost, or raise the error if the group cannot continue."""
     if not run.comm.elastic or not (isinstance(error, PeerError) or is_torn(error)):
         raise error
     known = error if isinstance(error, PeerError) else PeerError("a connection broke")
@@ -42,25 +45,28 @@ def lost(run: Run, error: PeerError | RuntimeError) -> None:
 
 
 def gather(run: Run) -> None:
-    """Meet again if somebody was lost or came; divide batches anew if somebody is slow."""
+    """Form a new generation if a member was lost or joins; rebalance batches if one is slow."""
     if not run.gathering:
         return
     if run.missed or run.arrivals or run.newcomer:
-        _meet_again(run)
+        _regroup(run)
     else:
-        _divide(run)
+        _rebalance(run)
     run.loader.shard = Shard() if run.strategy.apart else run.strategy.shard
     if run.valid is not None:
         run.valid.shard = run.strategy.shard
     run.gathering = False
-    if run.version > 0 and not run.strategy.apart:  # those apart first ask what is consumed
-        run.attend()  # the loss may have come between an update and what was due after it
+    # The loss may have come between an update and what was due after it. Members that update
+    # independently do this in `open_ledger`, once they know what is consumed.
+    if run.version > 0 and not run.strategy.apart:
+        run.attend()
 
 
-def _meet_again(run: Run) -> None:
+def _regroup(run: Run) -> None:
+    """Wait for the next generation and join it with an up-to-date state."""
     began, before, came = time.perf_counter(), run.comm.count, run.newcomer
     if run.clerk is not None:
-        run.clerk.keep()  # of the generation it was done in
+        run.clerk.keep()  # commits belong to the generation in which they were made
     mine = holding(run)
     healing = run.comm.regroup([-1] if came else run.progress, run.missed)
     run.share_cores(run.comm.count)
@@ -73,19 +79,12 @@ def _meet_again(run: Run) -> None:
     run.met_again()
     run.lead()
     if run.comm.index == 0 and not came:
-        _tell(run, before, time.perf_counter() - began)
+        _report(run, before, time.perf_counter() - began)
     run.missed, run.arrivals = None, False
 
 
-def _agree_on_the_end(run: Run) -> None:
-    """Whoever came, or was brought up to date, has not heard that all are to stop."""
-    said = run.fellows.told([run.interrupted, run.timed_out])
-    interrupted, timed_out = (next(filter(None, why), None) for why in zip(*said, strict=True))
-    run.interrupted, run.timed_out = interrupted, timed_out
-
-
 def _rejoin(run: Run, healing: Healing) -> None:
-    """Each has all of the state: only whoever is behind needs another one's."""
+    """Rejoin where every member has the complete state: only outdated ones receive it."""
     run.strategy.rejoin()
     run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
     if healing.anew:
@@ -93,13 +92,31 @@ def _rejoin(run: Run, healing: Healing) -> None:
     if healing.peers is not None and healing.sends:
         send(healing.peers, run.cut(alone=True, healing=True))
     elif healing.peers is not None:
-        run.newcomer = True  # until all of it is here
+        run.newcomer = True  # until the complete state has arrived
         run.load(receive(healing.peers), healed=True)
     if run.strategy.remote:
         follow(run, healing.recorded)
 
 
-def _tell(run: Run, before: int, seconds: float) -> None:
+def go_back(run: Run, recorded: int) -> None:
+    """Load the last checkpoint, because no present member has the run's state."""
+    if run.shelf.versions():
+        run.load(run.shelf.load("last"), healed=True)
+    elif run.version:
+        raise TrainingError(NO_STATE)
+    if recorded > run.version:
+        run.comm.rolled_back(run.version, "the state was lost with its last holder")
+
+
+def _agree_on_the_end(run: Run) -> None:
+    """Share the reasons to stop with members that joined or were brought up to date."""
+    said = run.fellows.told([run.interrupted, run.timed_out])
+    interrupted, timed_out = (next(filter(None, why), None) for why in zip(*said, strict=True))
+    run.interrupted, run.timed_out = interrupted, timed_out
+
+
+def _report(run: Run, before: int, seconds: float) -> None:
+    """Report which member was lost, or how many joined, and the seconds that it took."""
     left = "1 member goes" if run.comm.count == 1 else f"{run.comm.count} members go"
     now = f"{left} on after {seconds:.2f} s"
     if run.missed is not None:
@@ -108,7 +125,8 @@ def _tell(run: Run, before: int, seconds: float) -> None:
         run.notice(f"{run.comm.count - before} joined; {now}")
 
 
-def _divide(run: Run) -> None:
+def _rebalance(run: Run) -> None:
+    """Divide batches by the members' speeds, and report a member that is much slower."""
     shares = run.strategy.balance()
     run.comm.divided(run.version + 1, shares)
     slowest = min(range(len(shares)), key=shares.__getitem__)
@@ -120,18 +138,15 @@ def _divide(run: Run) -> None:
         )
 
 
-# --- starting_over ---
-# Members that hold parts of the state go on with other members.
+# State that members hold in parts
 #
-# every part still has a holder ─▶ the holders put the state together, and send it to all
-# a part is lost with its only holder ─▶ all read the last checkpoint
-# ─▶ parts for the new number of members, the state divided among them
-
-NO_STATE = "nobody has the state of this run any more, nor is there a checkpoint"
+# every part still has a holder ─▶ the holders put the state together and send it to all
+# a part is lost with its only holder ─▶ all members read the last checkpoint
+# ─▶ the state is divided into parts for the new number of members
 
 
 class Holding(NamedTuple):
-    """What a member brings along: which of how many parts, at which version."""
+    """The part of the state that a member holds: which of how many parts, at which version."""
 
     version: int = -1
     part: int = 0
@@ -139,21 +154,23 @@ class Holding(NamedTuple):
 
 
 def holding(run: Run) -> Holding:
-    """Found out before the old generation is left: a newcomer, or one that broke off within a
-    step, has nothing to bring."""
+    """Return what this member holds. Called before it leaves the old generation.
+
+    A newcomer, or a member that was interrupted within a step, holds nothing of use.
+    """
     held = run.strategy.held()
     if held is not None and run.comm.index == 0:
-        run.writer.flush()  # so that all find the same checkpoint
+        run.writer.flush()  # all members have to find the same checkpoint
     if held is None or run.newcomer or not run.strategy.settle():
         return Holding()
     return Holding(run.version, *held)
 
 
 def start_over(run: Run, mine: Holding) -> None:
-    """In a new generation: bring the state together, and divide it anew."""
+    """Put the state together in a new generation and divide it among the present members."""
     before = run.version
     cut = _put_together(run, mine)
-    run.newcomer = True  # until all of it is there
+    run.newcomer = True  # until the complete state has arrived
     run.strategy.let_go()
     run.strategy = run.rebuild()
     run.fellows = Fellows(run.comm, run.strategy.shard, run.job.seed)
@@ -171,27 +188,8 @@ def start_over(run: Run, mine: Holding) -> None:
             run.notice(f"went back from step {before} to the checkpoint of step {run.version}")
 
 
-def go_back(run: Run, recorded: int) -> None:
-    """Nobody who is here has the run's state: begin where the last checkpoint ends."""
-    if run.shelf.versions():
-        run.load(run.shelf.load("last"), healed=True)
-    elif run.version:
-        raise TrainingError(NO_STATE)
-    if recorded > run.version:
-        run.comm.rolled_back(run.version, "the state was lost with its last holder")
-
-
-def holders(found: Sequence[Holding]) -> list[int]:
-    """Who has the parts, in their order, of the latest version that is whole; nobody if none is."""
-    for version, parts in sorted({(h.version, h.parts) for h in found if h.parts}, reverse=True):
-        at = {h.part: i for i, h in reversed(list(enumerate(found))) if h[::2] == (version, parts)}
-        if len(at) == parts:
-            return [at[part] for part in range(parts)]
-    return []
-
-
 def _put_together(run: Run, mine: Holding) -> dict[str, Any] | None:
-    """The whole state, from those who hold its parts; None if one is missing."""
+    """Return the complete state, collected from the holders of its parts; None if one is lost."""
     comm = cast(Group, run.comm)
     board = torch.zeros(comm.count, len(mine), dtype=torch.int64)
     board[comm.index] = torch.tensor(mine)
@@ -211,67 +209,61 @@ def _put_together(run: Run, mine: Holding) -> dict[str, Any] | None:
     return receive(peers)
 
 
-# --- following ---
-# Members whose weights live on servers go on from where the servers are.
-#
-# the servers are ahead    an update was made of which nobody heard: its samples are consumed
-# the servers lost a part  all go back to the last checkpoint, and bring its state to the servers
-# the record is ahead      they went back, and whoever was to say so was lost before it was heard
-# the record is behind     whoever knew what the last updates were made of was lost before it was
-#                          heard, and all go back to the last checkpoint
+def holders(found: Sequence[Holding]) -> list[int]:
+    """Return the members that hold the parts of the latest complete version, in part order.
 
-_JUDGED = {"gate_merit": "merit", "gate_rejected": "rejected"}
-"""What the gate knows of a trainer, and the trainer does not."""
-_WHY = "a server was lost, and a part of the state with it"
-_UNKNOWN = "whoever knew the samples of the last updates was lost"
+    Empty if no version is complete.
+    """
+    for version, parts in sorted({(h.version, h.parts) for h in found if h.parts}, reverse=True):
+        at = {h.part: i for i, h in reversed(list(enumerate(found))) if h[::2] == (version, parts)}
+        if len(at) == parts:
+            return [at[part] for part in range(parts)]
+    return []
+
+
+# Weights that live on servers
+#
+# the servers are ahead    an update was made that no member heard of: its samples are consumed
+# the servers lost a part  all go back to the last checkpoint and load it into the servers
+# the journal is ahead     the servers went back, but the member that was to report it was lost
+# the journal is behind    the members that knew the samples of the last updates were lost before
+#                          they reported them: all go back to the last checkpoint
 
 
 def follow(run: Run, recorded: int) -> None:
-    """Called by all of a new generation together, once nobody is behind the others; `recorded` is
-    the version that the journal knows of."""
+    """Continue from the version of the servers. `recorded` is the last version in the journal.
+
+    All members of a new generation call this together, when no member is behind the others.
+    """
     servers = cast(RemoteStrategy, run.strategy)
     version = -1 if servers.lacks_state else servers.pull()
     unknown = not servers.apart and not _all_known(servers, run.version, version)
-    # One may have gone back, another not yet.
+    # Some members may have gone back already, others not: all go back if any has to.
     if run.fellows.sum(int(version < run.version or unknown)):
-        _go_back(run, _UNKNOWN if unknown else _WHY)
+        _restore_servers(run, _UNKNOWN if unknown else _WHY)
         version = servers.pull()
     elif version < recorded:
         run.comm.rolled_back(version, _WHY)
-    if servers.apart:  # each knows the version of its own last update: all are to do the same now
+    if servers.apart:
+        # Each member knows only the version of its own last update; from here on all must do the
+        # same. `open_ledger` asks what is consumed before any member continues.
         run.version, run.met_at = run.fellows.led(version, run.met_at)
-        return  # what is consumed is asked for before anybody goes on
+        return
     for epoch, start, stop, version, _ in servers.unheard(run.version):
         run.ledger.take_in(Lease(epoch, start, stop), version)
         run.version = version
 
 
 def _all_known(servers: RemoteStrategy, heard: int, version: int) -> bool:
-    """Whether the servers still know what all updates after `heard` were made of."""
+    """Return whether the servers still know the samples of all updates after `heard`."""
     if version <= heard:
         return True
     found = {record[3] for record in servers.unheard(heard) if record[4] >= 0}
     return found.issuperset(range(heard + 1, version + 1))
 
 
-def count_up(run: Run) -> None:
-    """At the end: what every trainer and every server did, for all to know."""
-    mine = cast(RemoteStrategy, run.strategy).figures()
-    shards = [key for key in mine if key.startswith("shard_")]
-    own = {key: value for key, value in mine.items() if key not in shards}
-    servers: dict[str, dict[str, float]] = {}
-    for key in shards:
-        _, shard, name = key.split("_", 2)
-        if name in _JUDGED:
-            own[_JUDGED[name]] = mine[key]
-        elif not name.startswith(("gate_", "member_")):  # of trainers, who count for themselves
-            servers.setdefault(shard, {})[name] = mine[key]
-    trainers = run.fellows.told(own)
-    run.nodes = {"trainers": {str(at): one for at, one in enumerate(trainers)}, "servers": servers}
-
-
-def _go_back(run: Run, why: str) -> None:
-    """The first one reads the last checkpoint, and all go on from there."""
+def _restore_servers(run: Run, why: str) -> None:
+    """Go back to the last checkpoint: the first member reads it and sends it to the others."""
     before, first = run.version, run.comm.index == 0
     everybody = cast(Group, run.comm).collective()
     if first:
@@ -281,22 +273,21 @@ def _go_back(run: Run, why: str) -> None:
         run.load(run.shelf.load("last"), healed=True)
         send(everybody, run.cut(alone=True, healing=True))
     else:
-        run.newcomer = True  # until all of it is here
+        run.newcomer = True  # until the complete state has arrived
         run.load(receive(everybody), healed=True)
     run.comm.rolled_back(run.version, why)
     if first:
         run.notice(f"{why}: went back from step {before} to the checkpoint of step {run.version}")
 
 
-# --- heal ---
-# One member's cut, sent to members that are behind: from memory to memory, nothing on disk.
+# One member's state, sent to members that are behind: from memory to memory
 #
-# source:  cut ─▶ outline (names, shapes, plain values) ─▶ tensors, one behind the other
-# behind:  outline ─▶ room for the tensors ─▶ the same cut
+# source:  cut ─▶ outline (names, shapes, plain values) ─▶ tensors, one after the other
+# behind:  outline ─▶ memory for the tensors ─▶ the same cut
 
 
 def send(peers: Sending, cut: dict[str, Any]) -> None:
-    """To all other members of `peers`, of which this one is the first."""
+    """Send `cut` to all other members of `peers`. Called by the first member."""
     tensors, skeleton = flatten(cut)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shapes = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in held.items()}
@@ -307,7 +298,7 @@ def send(peers: Sending, cut: dict[str, Any]) -> None:
 
 
 def receive(peers: Sending) -> dict[str, Any]:
-    """What the first member of `peers` sends."""
+    """Return the state that the first member of `peers` sends."""
     length = torch.tensor([0])
     peers.broadcast_([length])
     text = torch.empty(int(length), dtype=torch.uint8)
@@ -323,54 +314,11 @@ def receive(peers: Sending) -> dict[str, Any]:
     return cut
 
 
-# --- meeting ---
-# Members that make updates each for itself come together now and then.
-#
-# asked to, or nothing left to hold ─▶ rest ─▶ all are here: nobody pushes ─▶ one version for all
-# ─▶ what is due: evaluate, checkpoint, stop, regroup ─▶ each goes its own way again
-
-
-def meet(run: Run) -> str | None:
-    """Be at one version with all others; returns why to stop, if so."""
-    strategy, ledger = cast(RemoteStrategy, run.strategy), cast(SharedLedger, run.ledger)
-    strategy.rest()
-    asked = run.fellows.sum(_once(run.heard | run.comm.asked))
-    found = strategy.pull()
-    ledger.meet()
-    run.meter.samples = ledger.consumed()
-    [run.version] = run.fellows.led(found)  # and nobody goes on before all have looked
-    run.agreed(asked)
-    return _attend(run)
-
-
-def open_ledger(run: Run) -> None:
-    """In a new generation, before anybody goes its own way; what was due and broken off is done."""
-    strategy, ledger = cast(RemoteStrategy, run.strategy), cast(SharedLedger, run.ledger)
-    [run.version] = run.fellows.led(strategy.pull())
-    ledger.open(run.version)
-    run.heard = 0
-    run.fellows.barrier()
-    _attend(run)
-
-
-def _attend(run: Run) -> str | None:
-    reason = run.attend()
-    run.met_at = run.version
-    return reason
-
-
-def _once(asked: int) -> int:
-    """Each wish one time, however often it was added up."""
-    wishes = (Ask.TIME, Ask.REGROUP, Ask.SIGNAL)
-    return sum(int(wish) for wish in wishes if wish.among(asked))
-
-
-# --- safety ---
-# What keeps a run safe: a first and a last checkpoint, and no update that is not finite.
+# Safety: a first and a last checkpoint, and no update that is not finite
 
 
 def secure(run: Run) -> None:
-    """Where a part of the state may be lost with its holder, there is a first checkpoint."""
+    """Save a first checkpoint if a part of the state could be lost with its holder."""
     safe = run.strategy.alone and not run.strategy.remote
     if run.comm.elastic and not (safe or run.secured or run.version):
         run.save(last=True)  # on disk before the first update, which needs all members
@@ -378,7 +326,7 @@ def secure(run: Run) -> None:
 
 
 def skip_or_raise(run: Run, lease: Lease, error: NonFiniteError) -> None:
-    """A non-finite update was not applied: end the run, or leave its samples out."""
+    """Raise `error`, or skip the samples of a non-finite update, as `health.non_finite` says."""
     if run.job.health.non_finite == "stop":
         raise error
     run.ledger.leave_out(lease, run.version)
@@ -390,18 +338,19 @@ def skip_or_raise(run: Run, lease: Lease, error: NonFiniteError) -> None:
 
 
 def save_last_words(run: Run) -> None:
-    """A run that breaks off leaves its last update behind, if this member has all of it."""
+    """Save the last update of a run that fails, if this member has the complete state."""
     if run.comm.index or not run.strategy.alone:
         return
-    if run.version <= max([run.writer.saved, *run.shelf.versions()]):  # be it by another one
+    # The checkpoint may have been written by another member.
+    if run.version <= max([run.writer.saved, *run.shelf.versions()]):
         return
-    if run.strategy.apart:  # others may be making updates
+    if run.strategy.apart:  # other members may be updating the weights
         return
-    if run.comm.on_record(run.version) is False:  # its samples would count as never seen
+    if run.comm.on_record(run.version) is False:  # the journal lacks the samples of this update
         return
     try:
         cut = run.cut(alone=True) if run.strategy.settle() else None
         if cut and cut["strategy"]["version"] == run.version:
             run.writer.save_now(run.version, cut)
-    except Exception as error:  # whatever it is: there is a first error to be told
+    except Exception as error:  # must not replace the error by which the run fails
         run.notice(f"the last update was not saved: {type(error).__name__}: {error}")

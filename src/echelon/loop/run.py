@@ -1,4 +1,13 @@
-"""Run: 12 fields; Progress, Membership, StopRules, Meter, evaluate."""
+"""One run in progress: what the loop in `train.py` works on, and what is due between its steps.
+
+`Run` holds the parts of a run (strategy, ledger, loader, checkpoints, observer) and its position
+(version, epoch). After an update the loop calls `Run.attend`, which reports progress, logs,
+evaluates and saves a checkpoint when they are due. `Run.cut` returns everything that a resume
+needs, and `Run.load` restores it.
+
+The parts around it: `Limits` says when a run ends, `Meter` measures loss and speed, `Recording`
+writes what was committed, and `evaluate` computes the metrics of the held-out samples.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +31,10 @@ from echelon.data.loader import Loader, ranges
 from echelon.loop.agreement import Fellows
 from echelon.optim import EarlyStop
 
-# --- limits ---
-# When a run ends.
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Epochs, steps and seconds; whichever comes first."""
+    """When a run ends: after so many epochs, steps or seconds, whichever comes first."""
 
     epochs: int | None
     steps: int | None
@@ -39,25 +45,21 @@ class Limits:
         return cls(job.epochs, job.steps, None if job.minutes is None else job.minutes * 60)
 
     def total_steps(self, samples: int, batch_size: int) -> int | None:
-        """How many updates there will be at most, if that can be known."""
+        """Return the largest possible number of updates, or None if only the time is limited."""
         per_epoch = -(-samples // batch_size)
         ends = [] if self.epochs is None else [self.epochs * per_epoch]
         ends += [] if self.steps is None else [self.steps]
         return min(ends, default=None)
 
     def reached(self, version: int) -> str | None:
-        """Why to stop at this version, if so."""
+        """Return the reason to stop at this version, or None."""
         if self.steps is not None and version >= self.steps:
             return f"{self.steps} steps done"
         return None
 
     def late(self, seconds: float) -> bool:
-        """Whether the time is over."""
+        """Return whether the time is over."""
         return self.seconds is not None and seconds >= self.seconds
-
-
-# --- meter ---
-# Adds up what the updates report.
 
 
 class Meter:
@@ -74,7 +76,10 @@ class Meter:
         self._rates = (0.0, 0.0)
 
     def add(self, done: Update, size: int, steps: int = 1) -> None:
-        """An update of so many samples; or `steps` like it, of which others made the rest."""
+        """Add an update of `size` samples, or `steps` such updates, all but one by other members.
+
+        Loss and weight are those of this member's update.
+        """
         self._loss_sum += done.loss_sum
         self._weight += done.weight
         self.steps += steps
@@ -82,7 +87,7 @@ class Meter:
         self.samples += size * steps
 
     def peek(self) -> dict[str, float]:
-        """Loss and rates of the current window, or of the last one while this one is empty."""
+        """Return loss and rates of the current window, or of the last one while this is empty."""
         seconds = time.perf_counter() - self._since
         if self.steps and seconds > 0:
             self._rates = (self.steps / seconds, self._samples / seconds)
@@ -95,7 +100,7 @@ class Meter:
         }
 
     def read(self) -> dict[str, float]:
-        """The current window's figures; a new window begins."""
+        """Return the values of the current window and begin a new one."""
         values = self.peek()
         self.restart()
         return values
@@ -107,7 +112,7 @@ class Meter:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time spent inside, on an evaluation say, does not count as training."""
+        """Exclude the time spent inside, for example on an evaluation, from the rates."""
         began = time.perf_counter()
         try:
             yield
@@ -115,70 +120,25 @@ class Meter:
             self._since += time.perf_counter() - began
 
 
-# --- recording ---
-# Whoever takes down what is committed.
-
-
 class Recording(Protocol):
-    """Takes down what is committed."""
+    """Writes committed leases to the journal, or reports them to the coordinator that does."""
 
     def tick(self) -> None:
-        """Called often; writes seldom."""
+        """Write if some time has passed since the last time; called often."""
         ...
 
     def keep(self) -> None:
-        """Before what is committed becomes part of a checkpoint."""
+        """Write now; called before committed leases become part of a checkpoint."""
         ...
 
 
-# --- evaluate ---
-# Look at the held-out samples, each exactly once.
-
-
-class Evaluation(NamedTuple):
-    """Figures, and the sums they were computed from."""
-
-    values: dict[str, float]
-    totals: dict[str, Tensor]
-    samples: int
-
-
-def evaluation_size(job: Job) -> int:
-    """Samples looked at together: no gradients are kept, so there is room for more."""
-    return job.evaluate.batch_size or max(job.batch_size, 256)
-
-
-def evaluate(
-    strategy: Strategy, loader: Loader, metrics: Mapping[str, Metric], batch_size: int
-) -> Evaluation:
-    """Loss and metrics over everything the loader has; members look at a part each."""
-    loss_sum, weight = 0.0, 0.0
-    totals: dict[str, Tensor] = {}
-    with closing(loader.stream(ranges(len(loader.source), batch_size))) as stream:
-        for _lease, micro in stream:
-            stats = strategy.compute(micro, backward=False)
-            loss_sum += float(stats.loss_sum)
-            weight += stats.weight
-            for name, part in stats.metrics.items():
-                totals[name] = totals[name] + part if name in totals else part
-    seen = strategy.total(Stats(torch.tensor(loss_sum, dtype=torch.float64), weight, totals))
-    if seen.weight == 0:
-        raise TrainingError("the held-out samples have no weight: there is nothing to evaluate")
-    values = {"loss": float(seen.loss_sum) / seen.weight}
-    values |= {name: metrics[name].value(total) for name, total in seen.metrics.items()}
-    return Evaluation(values, dict(seen.metrics), len(loader.source))
-
-
-# --- run ---
-# One run under way: what the loop works on and what is due between its steps.
-
 TICK = 0.1
-"""Seconds between two looks at the clock's work: progress, time limit."""
+"""Seconds between two progress reports, which also check the time limit."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Owned by one process; `cut` and `load` are the whole of what a resume needs."""
+    """One member's run in progress: its parts, its position, and what is due next."""
 
     job: Job
     comm: Comm
@@ -192,50 +152,63 @@ class Run:
     shelf: Shelf
     observer: Observer
     pending: list[str]
-    """What was noticed before anybody could be told."""
+    """Messages for the observers from places that cannot reach them, such as other threads."""
     limits: Limits
     early: EarlyStop
+
+    # Parts that are made here, or set by the driver.
     meter: Meter = field(default_factory=Meter)
+    writer: Writer = field(init=False)
+    clerk: Recording | None = None
+    """Writes committed leases; None for a member that does not record."""
+    lead: Callable[[], None] = lambda: None
+    """Called in every new generation, in which another member may have become the leader."""
+    rebuild: Callable[[], Strategy] = field(init=False)
+    """Set up a new strategy for the present members."""
+    share_cores: Callable[[int], None] = lambda _members: None
+    """Divide this machine's cores among so many members."""
+
+    # Position and results.
     version: int = 0
     epoch: int = 0
-    due_at: int = 0
-    tick_at: float = 0.0
     evaluation: Evaluation | None = None
-    interrupted: str | None = None
-    """Why the run ends before its time, once all members know of it."""
-    timed_out: str | None = None
     left_out: list[Lease] = field(default_factory=list)
-    """Samples without a finite update, where the job says to go on without them."""
-    clerk: Recording | None = None
-    """Whoever keeps the journal; None if it is not this member's business."""
-    writer: Writer = field(init=False)
-    _ready: bool = False
-    gathering: bool = False
-    """Whether the members are to meet before the next update."""
-    missed: PeerError | None = None
-    """How another member was lost, until the rest has met again."""
-    arrivals: bool = False
-    """Whether somebody waits to join."""
-    secured: bool = False
-    """Whether there is a checkpoint to begin from, or no need for one."""
-    heard: int = 0
-    """What was asked for since members last met, where each makes updates for itself."""
-    met_at: int = 0
-    """The version at which they last met."""
-    opened: bool = False
-    """Whether members have met in this generation."""
-    newcomer: bool = False
-    """Whether this member's state is not worth anything yet."""
-    guest: bool = False
-    """Whether a signal sends this member away, and does not end the run."""
-    lead: Callable[[], None] = lambda: None
-    """Called in every new generation: whoever is the first one leads."""
-    rebuild: Callable[[], Strategy] = field(init=False)
-    """Set up the strategy anew, for the members there are now."""
-    share_cores: Callable[[int], None] = lambda _members: None
-    """Divide this machine's cores among so many."""
+    """Samples that were skipped because their update was not finite (`health.non_finite`)."""
     nodes: dict[str, Any] = field(default_factory=dict)
-    """What each trainer and each server did, where there are servers."""
+    """Metrics of every trainer and every server, if there are servers; set at the end."""
+    interrupted: str | None = None
+    """Why a signal ends the run early, once all members know it."""
+    timed_out: str | None = None
+
+    # What is due next.
+    due_at: int = 0
+    """The next version at which `attend` has work."""
+    tick_at: float = 0.0
+    """The next time at which `glance` reports progress."""
+
+    # Membership.
+    gathering: bool = False
+    """Whether the members have to `gather` before the next update."""
+    missed: PeerError | None = None
+    """The error by which another member was lost, until the next generation is formed."""
+    arrivals: bool = False
+    """Whether a process is waiting to join."""
+    newcomer: bool = False
+    """Whether this member has no usable state yet."""
+    guest: bool = False
+    """Whether a signal makes only this member leave, instead of ending the run."""
+    secured: bool = False
+    """Whether there is a first checkpoint to recover from, or no need for one."""
+
+    # Members that update independently.
+    heard: int = 0
+    """Requests (bits of `Ask`) since the last meeting of members that update independently."""
+    met_at: int = 0
+    """The version at which they last met or loaded a checkpoint."""
+    opened: bool = False
+    """Whether the shared ledger was opened in this generation."""
+
+    _ready: bool = False
     _logged_at: int = -1
     _wish: str | None = None
     _seconds: float = 0.0
@@ -253,22 +226,18 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, earlier sittings included."""
+        """Time spent on this run, including the time before it was resumed."""
         return self._seconds + time.perf_counter() - self._started
 
-    @property
-    def to_meet(self) -> bool:
-        """Whether members that go their own ways have to come together now."""
-        return self.strategy.apart and (self.heard != 0 or self.ledger.dry)
-
-    @property
-    def progress(self) -> list[int]:
-        """Compared with other members': who is further than whom."""
-        made = self.met_at if self.strategy.apart else self.version
-        return [made, self._evaluated_at, self.epoch]
+    def begin(self) -> None:
+        """Start the clocks."""
+        self.tell()
+        self._started = time.perf_counter()
+        self.meter.restart()
+        self.due_at = next_due(self.job, self.version)
 
     def attend(self) -> str | None:
-        """Do what is due at this version; returns why to stop, if so."""
+        """Do what is due at this version; return the reason to stop, or None."""
         self.glance()
         if self._is_due(self.job.evaluate.every):
             self.evaluate()
@@ -278,7 +247,7 @@ class Run:
         return self.over()
 
     def glance(self) -> None:
-        """Tell how it goes, or leave: what can be done without the others."""
+        """Report progress and log if due, or leave: all that needs no other member."""
         if self.guest and self._wish:
             raise Left(self._wish)
         if time.perf_counter() >= self.tick_at:
@@ -293,8 +262,13 @@ class Run:
             self._logged_at = self.version
             self.observer.logged(self.version, self._figures(self.meter.read()))
 
+    def over(self) -> str | None:
+        """Return the reason to stop now, or None. All members get the same answer."""
+        limit = self.limits.reached(self.version)
+        return self.interrupted or self.early.should_stop or self.timed_out or limit
+
     def epoch_done(self) -> str | None:
-        """The epoch's own evaluation and checkpoint."""
+        """Do what is due at the end of an epoch; return the reason to stop, or None."""
         if sum(lease.size for lease in self.left_out if lease.epoch == self.epoch) == len(
             self.loader.source
         ):
@@ -306,57 +280,20 @@ class Run:
         self.epoch += 1
         return self.over()
 
-    def over(self) -> str | None:
-        """Why to stop now, if so; all members find the same."""
-        limit = self.limits.reached(self.version)
-        return self.interrupted or self.early.should_stop or self.timed_out or limit
-
-    def begin(self) -> None:
-        """Start the clocks."""
-        self.tell()
-        self._started = time.perf_counter()
-        self.meter.restart()
-        self.due_at = next_due(self.job, self.version)
-
     def finish(self) -> None:
-        """The last evaluation and checkpoint, unless they were just made."""
+        """Make the last evaluation and checkpoint, unless this version already has them."""
         self.observer.progressed(self.version, self._figures(self.meter.peek()))
         if self.meter.steps:
             self.observer.logged(self.version, self._figures(self.meter.read()))
         if self.job.evaluate.every != "never" and not self.interrupted:
             self.evaluate()
-            if self.evaluation and not self.evaluation.totals:  # known from an earlier sitting
+            # Loaded values have no totals, and the report needs them for the confusion matrix.
+            if self.evaluation and not self.evaluation.totals:
                 self.evaluation = self._look()
         self.save(last=True)
 
-    def interrupt(self, why: str) -> None:
-        """Ask all members to stop after the same update, or leave after this one; safe to call
-        from a signal handler."""
-        self._wish = f"stopped by {why}"
-        if self.guest:
-            self.due_at = 0
-        else:
-            self.comm.asked |= Ask.SIGNAL
-
-    def heed(self, asked: int) -> None:
-        """Some member asked all for something: its clock ran out, it got a signal, …"""
-        self.heard |= asked  # where members are apart, others may have heard more
-        if not self.strategy.apart:
-            self.agreed(asked)
-
-    def agreed(self, asked: int) -> None:
-        """All members know of these wishes."""
-        self.heard = 0
-        if Ask.SIGNAL.among(asked):
-            self.interrupted = self._wish or "stopped by another member"
-        elif Ask.TIME.among(asked):
-            self.timed_out = f"{self.job.minutes:g} minutes are over"
-        self.arrivals = Ask.REGROUP.among(asked)
-        self.gathering = self.arrivals or Ask.BALANCE.among(asked)
-        self.due_at = 0
-
     def evaluate(self) -> None:
-        """Look at the held-out samples, unless that was done at this version."""
+        """Evaluate the held-out samples, unless that is done at this version."""
         if self.valid is None:
             return
         if self._evaluated_at != self.version:
@@ -366,19 +303,28 @@ class Run:
             if self.early.observe(values[self.job.stop.metric]):
                 self._best_at = self.version
             self.observer.evaluated(self.version, values)
-            self.strategy.observe(values["loss"])  # the last: others may be lost in it
+            # Last, because it may raise PeerError: after recovery the rest is not repeated.
+            self.strategy.observe(values["loss"])
         if self._best_at == self.version and self.job.checkpoint.best:
             self._save_best()
 
+    def _look(self) -> Evaluation:
+        assert self.valid is not None
+        with self.meter.pause():
+            return evaluate(self.strategy, self.valid, self.metrics, evaluation_size(self.job))
+
     def _save_best(self) -> None:
-        """Also again, if another member was lost before it was done."""
+        """Save and mark the best checkpoint, again if a member was lost before that was done."""
         if self._saved_at != self.version:
             self.save()
             if self.comm.index == 0:
                 self.writer.mark_best(self.version)
 
     def save(self, *, last: bool = False) -> None:
-        """Cut, together; the first member copies it and writes while training goes on."""
+        """Take a checkpoint together; the first member writes it in the background.
+
+        With `last` it is on disk when this returns.
+        """
         first = self.comm.index == 0
         with self.meter.pause():
             if self._saved_at != self.version:
@@ -387,39 +333,108 @@ class Run:
                 self._saved_at = self.version
                 if first and (self.writer.saved != self.version or not self.version):
                     (self.writer.save_now if last else self.writer.save)(self.version, cut)
-                if self.strategy.apart:  # whoever goes on pushes: not before the cut is taken
+                if self.strategy.apart:  # a member that goes on would push into the others' cut
                     self.fellows.barrier()
             elif first and last:
                 self.writer.finish(self.version)
         self.tell()
 
-    def take_over(self) -> None:
-        """Checkpoints are this member's affair now: what there is, another one has written."""
-        self.writer.saved = max(self.shelf.versions(), default=0)
+    def _hear_writer(self) -> None:
+        """Pass on the writer's messages and errors; after the first update, let it allocate."""
+        self.tell()
+        self.writer.check()
+        if not self._ready:
+            self._ready = True
+            alone = self.strategy.alone and not self.strategy.remote
+            saves = saves_on_the_way(self.job, evaluates=self.valid is not None)
+            if self.comm.index == 0 and alone and saves:
+                self.writer.prepare(self.strategy.state_dict())
+
+    def _figures(self, values: dict[str, float]) -> dict[str, float]:
+        return values | {
+            "lr": self.strategy.rate(),
+            "epoch": self.epoch,
+            "samples": self.meter.samples,
+            "seconds": self.seconds,
+        }
+
+    def _is_due(self, every: object, last: int | None = None) -> bool:
+        """Return whether something is due at this version.
+
+        Members that update independently do not see every version: for them, whether a due version
+        was passed since `last`, or since the last meeting.
+        """
+        since = (self.met_at if last is None else last) if self.strategy.apart else None
+        return is_due(every, self.version, since)
+
+    def interrupt(self, why: str) -> None:
+        """Ask all members to stop after the same update; a guest leaves after the current one.
+
+        Safe to call from a signal handler.
+        """
+        self._wish = f"stopped by {why}"
+        if self.guest:
+            self.due_at = 0
+        else:
+            self.comm.asked |= Ask.SIGNAL
+
+    def heed(self, asked: int) -> None:
+        """Note what some member asks of all: its time is over, it got a signal, …"""
+        # Members that update independently may have received different requests: `meet` sums them.
+        self.heard |= asked
+        if not self.strategy.apart:
+            self.agreed(asked)
+
+    def agreed(self, asked: int) -> None:
+        """Act on requests that all members know."""
+        self.heard = 0
+        if Ask.SIGNAL.among(asked):
+            self.interrupted = self._wish or "stopped by another member"
+        elif Ask.TIME.among(asked):
+            self.timed_out = f"{self.job.minutes:g} minutes are over"
+        self.arrivals = Ask.REGROUP.among(asked)
+        self.gathering = self.arrivals or Ask.BALANCE.among(asked)
+        self.due_at = 0
+
+    @property
+    def to_meet(self) -> bool:
+        """Whether members that update independently have to `meet` now."""
+        return self.strategy.apart and (self.heard != 0 or self.ledger.dry)
+
+    @property
+    def progress(self) -> list[int]:
+        """This member's position; the coordinator compares it to find the most advanced member."""
+        made = self.met_at if self.strategy.apart else self.version
+        return [made, self._evaluated_at, self.epoch]
 
     def met_again(self) -> None:
-        """All of a new generation do the same: what each kept to itself is forgotten."""
+        """Forget what only some members of the new generation know, so that all do the same."""
         self._saved_at, self.opened = -1, False
-        self.secured = not self.strategy.alone  # otherwise there is a first checkpoint again
+        self.secured = not self.strategy.alone  # otherwise `secure` may save a first checkpoint
         self.evaluation = self.evaluation and Evaluation(self.evaluation.values, {}, 0)
 
-    def tell(self) -> None:
-        """Pass on what was noticed where nobody could be told."""
-        while self.pending:
-            self.notice(self.pending.pop(0))
+    def take_over(self) -> None:
+        """Become the member that writes checkpoints; the present ones are another member's."""
+        self.writer.saved = max(self.shelf.versions(), default=0)
 
     def notice(self, message: str) -> None:
-        """Tell the observers, who know the step themselves."""
+        """Pass a message to the observers, without a leading "step N: ": they know the step."""
         step, _, rest = message.partition(": ")
         self.observer.noticed(self.version, rest if step.startswith("step ") else message)
 
-    def cut(self, *, alone: bool = False, healing: bool = False) -> dict[str, Any]:
-        """Everything that decides what comes next, at one version; `alone`, without the others.
+    def tell(self) -> None:
+        """Pass the pending messages to the observers."""
+        while self.pending:
+            self.notice(self.pending.pop(0))
 
-        `healing`: for one that is behind, without what it gets elsewhere.
+    def cut(self, *, alone: bool = False, healing: bool = False) -> dict[str, Any]:
+        """Return everything that decides how the run continues, at one version.
+
+        With `alone`, no other member takes part. With `healing`, it is meant for a member that is
+        behind, and lacks what that member gets elsewhere.
         """
         if self.clerk is not None:
-            self.clerk.keep()  # what a checkpoint holds is in the journal before it
+            self.clerk.keep()  # the journal must have every update that a checkpoint contains
         draws = {0: randomness.capture()} if alone else self.fellows.draws()
         if self.strategy.remote:
             cast(RemoteStrategy, self.strategy).spool(self.shelf.folder)
@@ -442,13 +457,17 @@ class Run:
         }
 
     def load(self, cut: dict[str, Any], *, healed: bool = False) -> None:
-        """Be as it says; `healed`: it came from another member, and others need none."""
+        """Restore what `cut` returned.
+
+        With `healed`, this is part of a recovery: members do not compare their versions here,
+        because perhaps not all of them load.
+        """
         loop = cut["loop"]
         self.strategy.load_state_dict(cut["strategy"] | {"ledger": cut["ledger"]})
         self.ledger.load_state_dict(cut["ledger"])
         self.early.load_state_dict(loop["early"])
         if loop["stop"] != self.job.stop.model_dump(mode="json"):
-            self.early.should_stop = None  # another rule, another judgement
+            self.early.should_stop = None  # it was decided by a rule that the job no longer has
         self.left_out = [Lease(*lease) for lease in loop["left_out"]]
         self.version = self.met_at = self._saved_at = cut["strategy"]["version"]
         self.writer.saved = min(self.writer.saved, self.version) if healed else self.version
@@ -463,42 +482,46 @@ class Run:
         draws = {0: cut["random"], **cut.get("random_of_others", {})}
         self.fellows.go_on(draws, self.version)
 
-    def _hear_writer(self) -> None:
-        """Its complaints; and after the first update, let it make ready for states like this."""
-        self.tell()
-        self.writer.check()
-        if not self._ready:
-            self._ready = True
-            alone = self.strategy.alone and not self.strategy.remote
-            saves = saves_on_the_way(self.job, evaluates=self.valid is not None)
-            if self.comm.index == 0 and alone and saves:
-                self.writer.prepare(self.strategy.state_dict())
 
-    def _figures(self, values: dict[str, float]) -> dict[str, float]:
-        return values | {
-            "lr": self.strategy.rate(),
-            "epoch": self.epoch,
-            "samples": self.meter.samples,
-            "seconds": self.seconds,
-        }
+class Evaluation(NamedTuple):
+    """Loss and metrics, and the sums they were computed from."""
 
-    def _look(self) -> Evaluation:
-        assert self.valid is not None
-        with self.meter.pause():
-            return evaluate(self.strategy, self.valid, self.metrics, evaluation_size(self.job))
-
-    def _is_due(self, every: object, last: int | None = None) -> bool:
-        """At this version; where versions are not seen one by one, since the `last` look."""
-        since = (self.met_at if last is None else last) if self.strategy.apart else None
-        return is_due(every, self.version, since)
+    values: dict[str, float]
+    totals: dict[str, Tensor]
+    samples: int
 
 
-# --- due ---
-# At which versions something is due.
+def evaluate(
+    strategy: Strategy, loader: Loader, metrics: Mapping[str, Metric], batch_size: int
+) -> Evaluation:
+    """Compute loss and metrics over all samples of the loader, each member over its own part."""
+    loss_sum, weight = 0.0, 0.0
+    totals: dict[str, Tensor] = {}
+    with closing(loader.stream(ranges(len(loader.source), batch_size))) as stream:
+        for _lease, micro in stream:
+            stats = strategy.compute(micro, backward=False)
+            loss_sum += float(stats.loss_sum)
+            weight += stats.weight
+            for name, part in stats.metrics.items():
+                totals[name] = totals[name] + part if name in totals else part
+    seen = strategy.total(Stats(torch.tensor(loss_sum, dtype=torch.float64), weight, totals))
+    if seen.weight == 0:
+        raise TrainingError("the held-out samples have no weight: there is nothing to evaluate")
+    values = {"loss": float(seen.loss_sum) / seen.weight}
+    values |= {name: metrics[name].value(total) for name, total in seen.metrics.items()}
+    return Evaluation(values, dict(seen.metrics), len(loader.source))
+
+
+def evaluation_size(job: Job) -> int:
+    """Return the batch size of an evaluation: without gradients there is room for more samples."""
+    return job.evaluate.batch_size or max(job.batch_size, 256)
 
 
 def is_due(every: object, version: int, since: int | None = None) -> bool:
-    """At this version; with `since`, at any after that one. An epoch's own work has its place."""
+    """Return whether `version`, or any version after `since`, is a multiple of `every`.
+
+    Work that is due every epoch, or never, is not due at a version.
+    """
     if not isinstance(every, int):
         return False
     if since is None:
@@ -507,13 +530,13 @@ def is_due(every: object, version: int, since: int | None = None) -> bool:
 
 
 def next_due(job: Job, version: int) -> int:
-    """The next version with work, so that a step in between costs nothing."""
+    """Return the next version at which something is due, so that steps in between cost nothing."""
     intervals = (job.track.every, job.evaluate.every, job.checkpoint.every)
     steps = [version - version % n + n for n in intervals if isinstance(n, int)]
     return min(steps if job.steps is None else [*steps, job.steps])
 
 
 def saves_on_the_way(job: Job, *, evaluates: bool) -> bool:
-    """Whether checkpoints are written before the end."""
+    """Return whether checkpoints are written before the end of the run."""
     looks = evaluates and job.evaluate.every != "never"
     return job.checkpoint.every != "never" or (looks and job.checkpoint.best)

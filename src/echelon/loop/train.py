@@ -1,6 +1,5 @@
-"""The loop, drawn once.
+"""The training loop.
 
-The loop, drawn once:
 
     for each epoch
         for each lease of its order, with its micro-batches
@@ -8,11 +7,13 @@ The loop, drawn once:
                           └─ not committed ─▶ the lease goes back, and is the next one again
         the epoch's end: evaluate, checkpoint
     the end: evaluate, checkpoint
-    a member is lost or comes, at any point ─▶ gather: meet again, heal ─▶ the same again
-    members that make updates each for itself ─▶ meet before anything that all do together
+    a member is lost or joins, at any point ─▶ gather: form a new generation, bring outdated members
+                                               up to date ─▶ continue here
+    members that update independently ─▶ meet before anything that all members do together
 
-It knows nothing of processes: where gradients meet is the strategy's affair. All that follows a
-loss can be called again: what is committed, evaluated or saved already is not done twice.
+The loop knows nothing about processes: the strategy decides where gradients are summed. After a
+loss, everything can be called again: a commit, an evaluation or a checkpoint that is already done
+is not repeated.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ from typing import TypeAlias, cast
 from echelon.core.errors import NonFiniteError, PeerError
 from echelon.core.interfaces import RemoteStrategy, Strategy
 from echelon.core.types import Batch, Lease
-from echelon.loop.recovery import count_up, gather, lost, meet, open_ledger, secure, skip_or_raise
+from echelon.loop.meeting import count_up, meet, open_ledger
+from echelon.loop.recovery import gather, lost, secure, skip_or_raise
 from echelon.loop.run import Run
-
-# --- train ---
 
 
 def train(run: Run) -> str:
-    """Train until a limit is reached; returns the reason."""
+    """Train until the run ends, and return the reason. Recover from lost members on the way."""
     while True:
         try:
             gather(run)
@@ -50,7 +50,8 @@ def train(run: Run) -> str:
 
 
 def _epochs(run: Run) -> str | None:
-    """Why it is over; None if members are to meet first, after which all may be different."""
+    """Train epoch by epoch. Return why the run is over, or None if the members have to `gather`
+    first, after which version, ledger and strategy may be different."""
     if run.strategy.apart and not run.opened:
         open_ledger(run)
         run.opened = True
@@ -72,7 +73,10 @@ def _epochs(run: Run) -> str | None:
 
 
 def _pass(run: Run, epoch: int) -> str | None:
-    """Go through what is left of the epoch, or as far as the first update that is refused."""
+    """Train on what is left of the epoch, up to the first update that is not committed.
+
+    Return why the run is over, or None.
+    """
     strategy, ledger, meter = run.strategy, run.ledger, run.meter
     compute, update, commit, clock = (
         strategy.compute,
@@ -112,25 +116,25 @@ def _pass(run: Run, epoch: int) -> str | None:
                     return None
         return None
     finally:
-        # Whatever was read ahead and not trained on has to be handed out again.
+        # Leases that were read ahead but not trained on have to be handed out again.
         ledger.give_back_all()
 
-
-# --- foresight ---
-# A strategy that can make use of it hears of the next batch before it computes this one.
 
 Leased: TypeAlias = "tuple[Lease, list[Batch]]"
 
 
 def told_ahead(strategy: Strategy, stream: Iterator[Leased]) -> Iterator[Leased]:
-    """The stream as it is; read one further than it is handed out, if that is worth it."""
+    """Pass the next batch to the strategy one step early, so that it can prefetch embedding rows.
+
+    Strategies that do not prefetch get the stream unchanged.
+    """
     remote = cast(RemoteStrategy, strategy)
     if not (strategy.remote and remote.foresees):
         return stream
-    return _told(remote, stream)
+    return _look_ahead(remote, stream)
 
 
-def _told(strategy: RemoteStrategy, stream: Iterator[Leased]) -> Iterator[Leased]:
+def _look_ahead(strategy: RemoteStrategy, stream: Iterator[Leased]) -> Iterator[Leased]:
     following = next(stream, None)
     while following is not None:
         this, following = following, next(stream, None)

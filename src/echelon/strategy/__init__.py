@@ -1,4 +1,8 @@
-"""One file per way to synchronise."""
+"""Synchronization strategies: one file or folder for each.
+
+Start with `base.py` (what all strategies have in common) and `single.py` (the shortest one). The
+registry finds a strategy by its name and checks that a job fits it.
+"""
 
 from echelon.strategy.registry import (
     arrangement,

@@ -1,11 +1,10 @@
-"""Replicated model, summed gradients.
-
-Every member has the whole model and a part of the batch; gradients are summed over all.
+"""All-reduce: every member has the whole model and a part of the batch; gradients are summed.
 
     member 0   forward ─ backward ─┬ bucket ┬ bucket ┐
-    member 1   forward ─ backward ─┴ bucket ┴ bucket ┴─▶ Σ grad / Σ weight ─▶ the same step each
+    member 1   forward ─ backward ─┴ bucket ┴ bucket ┴─▶ Σ grad / Σ weight ─▶ the same step
 
-A bucket is announced as soon as backward has filled it, and summed while backward goes on.
+A bucket is summed as soon as backward has filled it, while backward goes on with the layers before.
+Members with fewer micro-batches than others pad them if batch norm needs all members in every pass.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +37,19 @@ from echelon.strategy.batch_norm import (
 )
 from echelon.strategy.diagnose import agree, blame
 
-# --- all_reduce ---
-
 EARLY = 1 << 20
-"""Bytes of gradients from which on they are handed over during backward; below, after it."""
+"""Bytes of gradients from which on they are submitted during backward; below, after it."""
 
 
 class AllReduce(Synchronous):
-    """The members of the `data` axis."""
+    """Data parallelism over all members: the model is replicated, batches are divided."""
 
     alone = True
     _comm: Group
     _absent = False
-    """Whether batch norm was told that this member's samples do not count."""
+    """Whether batch norm currently ignores this member's samples."""
     _meets = False
-    """Whether members meet in evaluation, too."""
+    """Whether batch norm sums over all members in evaluation, too."""
     _hooks: Sequence[RemovableHandle] = ()
 
     def __init__(self, *args: Any) -> None:
@@ -70,7 +67,7 @@ class AllReduce(Synchronous):
         self._meet_in_layers()
 
     def _meet_in_layers(self) -> None:
-        """Batch norm looks at the samples of all who share a batch."""
+        """Let batch norm see the samples of all members that share a batch, if the job says so."""
         self._lockstep = self._meets = False
         if self._peers.count > 1 and self._parallel.sync.batch_norm == "synchronised":
             self._lockstep = synchronise(self.model, self._peers, always=True)
@@ -96,36 +93,16 @@ class AllReduce(Synchronous):
         if self._sum.shared and changed:
             self._own = [torch.empty_like(result) for result in self._sum.results]
 
-    def rejoin(self) -> None:
-        """The weights stay what they are; whoever is behind gets others' afterwards."""
-        assert self.settle(), "members meet between two steps only"
-        unsynchronise(self.model)
-        self.__dict__.pop("_padding", None)
-        self._absent = False
-        self._meet_members()
-        self._meet_gradients()
-        self._pace.begin_anew()
-
-    def balance(self) -> Sequence[float]:
-        parts = shares(self._peers, self._pace.speed)
-        self.shard = Shard(self.shard.index, self.shard.count, tuple(parts))
-        self._comm.asked &= ~Ask.BALANCE
-        self._pace.divided()
-        return parts
-
     def compute(self, micro: Sequence[Batch], *, backward: bool = True) -> Stats:
         if self._absent:
             self._attend(present=True)
         if self._meets and not backward:
             return self._evaluate_together(micro)
         if self._lockstep and backward:
-            # As many passes as the others make, for members meet in them.
+            # All members must make the same number of passes, because batch norm sums in each.
             micro = [*micro, *self._padding.pads(micro, self._numerics.micro)]
         self._pace.begin()
         return super().compute(micro, backward=backward)
-
-    def total(self, stats: Stats) -> Stats:
-        return total(self._peers, stats, list(self._metrics))
 
     def _known(self) -> None:
         scale = self._scaler.scale
@@ -135,7 +112,7 @@ class AllReduce(Synchronous):
         self._open = True
 
     def _ready(self, at: int, parameter: Tensor) -> None:
-        """Backward is done with a parameter; its gradient is final if this is the last one."""
+        """Submit a parameter's gradient. Called by backward; final in the last micro-batch only."""
         if self._open and parameter.grad is not None:
             if self._given[at]:
                 raise TaskError(came_twice(self._names[at]))
@@ -163,7 +140,7 @@ class AllReduce(Synchronous):
         return Met(loss_sum, weight, sums.finite, int(asked))
 
     def _hand_over(self) -> None:
-        """Whatever backward did not announce itself."""
+        """Submit the gradients that backward did not submit itself."""
         self._open = False
         if not any(self._given):
             self._sum.put_all([p.grad for p in self._parameters])
@@ -188,12 +165,25 @@ class AllReduce(Synchronous):
         self._release()
 
     def _release(self) -> None:
-        """This member has read the gradients."""
+        """Note that this member has read the gradients."""
         self._sum.release()
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
+        if not isinstance(batch, Pad):
+            return super()._loss_of(batch)
+        self._attend(present=False)
+        loss_sum, _ = super()._loss_of(batch)
+        return loss_sum * 0.0, 0.0
 
     def _evaluate(self, micro: Sequence[Batch]) -> Stats:
         self._share_buffers()
         return super()._evaluate(micro)
+
+    def _share_buffers(self) -> None:
+        """Copy member 0's moving buffers to all, so that all evaluate the same model."""
+        if self.model.training and self._buffers:
+            self._find_buffers()
+            self._peers.broadcast_(self._buffers)
 
     def _evaluate_together(self, micro: Sequence[Batch]) -> Stats:
         pads = self._padding.pads(micro, self._padding.most(len(micro)))
@@ -205,29 +195,42 @@ class AllReduce(Synchronous):
         self._attend(present=True)
         return stats
 
-    def _share_buffers(self) -> None:
-        """What moves with each member's own samples: all look with the first one's."""
-        if self.model.training and self._buffers:
-            self._find_buffers()
-            self._peers.broadcast_(self._buffers)
-
     @functools.cached_property
     def _padding(self) -> Padding:
         return Padding(self._peers, self._numerics.device)
-
-    def _loss_of(self, batch: Batch) -> tuple[Tensor, float]:
-        if not isinstance(batch, Pad):
-            return super()._loss_of(batch)
-        self._attend(present=False)
-        loss_sum, _ = super()._loss_of(batch)
-        return loss_sum * 0.0, 0.0
 
     def _attend(self, *, present: bool) -> None:
         self._absent = not present
         attend(self.model, present)
 
+    def total(self, stats: Stats) -> Stats:
+        return total(self._peers, stats, list(self._metrics))
+
+    def rejoin(self) -> None:
+        """Connect to the members of a new generation.
+
+        The weights stay as they are: outdated members receive those of others afterwards.
+        """
+        assert self.settle(), "members meet between two steps only"
+        unsynchronise(self.model)
+        self.__dict__.pop("_padding", None)
+        self._absent = False
+        self._meet_members()
+        self._meet_gradients()
+        self._pace.begin_anew()
+
+    def balance(self) -> Sequence[float]:
+        parts = shares(self._peers, self._pace.speed)
+        self.shard = Shard(self.shard.index, self.shard.count, tuple(parts))
+        self._comm.asked &= ~Ask.BALANCE
+        self._pace.divided()
+        return parts
+
     def _explain(self) -> str:
-        """Looked into by each member alone, so without layers that wait for the others."""
+        """Return the explanation of the member nearest to the cause.
+
+        Every member investigates alone, so batch norm must not wait for the others.
+        """
         unsynchronise(self.model)
         words = super()._explain()
         if self._lockstep:
@@ -248,20 +251,13 @@ def came_twice(name: str) -> str:
     )
 
 
-# --- alike ---
-# All members begin with member 0's weights.
-
-
-class Copying(Protocol):
-    """The part of a collective that is needed here."""
-
-    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None: ...
+# The same start: all members begin with member 0's weights
 
 
 @torch.no_grad()
-def make_alike(model: nn.Module, collective: Copying, skip: Sequence[str]) -> None:
-    """Copy parameters and buffers from the first member, but for those that `skip` names."""
-    names: dict[Tensor, list[str]] = {}  # a tied one has several
+def make_alike(model: nn.Module, collective: Collective, skip: Sequence[str]) -> None:
+    """Copy parameters and buffers from the first member, except those that match `skip`."""
+    names: dict[Tensor, list[str]] = {}  # a tied tensor has several
     for name, tensor in chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     ):
@@ -281,27 +277,23 @@ def make_alike(model: nn.Module, collective: Copying, skip: Sequence[str]) -> No
 
 
 def left_alone(names: Sequence[str], skip: Sequence[str]) -> list[str]:
-    """Which of these names `skip` names, be it by a pattern."""
+    """Return the names that match one of the patterns in `skip`."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in skip)]
 
 
-# --- totals ---
-# What the members saw of the held-out samples, added up.
+# Evaluation: sums over all members
+
 
 _DIMS = 6
+"""Dimensions that a metric may have at most."""
 _KINDS = (torch.float64, torch.float32, torch.int64)
 
 
-class Summing(Protocol):
-    """The part of a collective that is needed here."""
+def total(collective: Collective, stats: Stats, names: Sequence[str]) -> Stats:
+    """Sum `stats` over all members.
 
-    def sum(self, values: Sequence[float]) -> list[float]: ...
-
-    def sum_(self, tensor: Tensor) -> None: ...
-
-
-def total(collective: Summing, stats: Stats, names: Sequence[str]) -> Stats:
-    """Sums over all members. One without samples has no metrics, and learns their shapes first."""
+    A member without samples has no metrics, so all members first exchange the metrics' shapes.
+    """
     loss_sum, weight = collective.sum([float(stats.loss_sum), stats.weight])
     metrics: dict[str, Tensor] = {}
     if names:
@@ -314,7 +306,10 @@ def total(collective: Summing, stats: Stats, names: Sequence[str]) -> Stats:
 
 
 def _described(part: Tensor | None) -> list[int]:
-    """How many describe it (one), its kind, its dimensions; all zero where there is nothing."""
+    """Describe a metric by [1, dtype, dimensions, sizes…], or by zeros if there is none.
+
+    In the sum over all members, the first number is how many members described it.
+    """
     if part is None:
         return [0] * (3 + _DIMS)
     assert part.ndim <= _DIMS, f"a metric of {part.ndim} dimensions"
@@ -322,7 +317,7 @@ def _described(part: Tensor | None) -> list[int]:
     return [1, _KINDS.index(_kind(part)), part.ndim, *sizes]
 
 
-def _summed(collective: Summing, part: Tensor | None, shape: list[int]) -> Tensor:
+def _summed(collective: Collective, part: Tensor | None, shape: list[int]) -> Tensor:
     kind, ndim, *sizes = (number // shape[0] for number in shape[1:])
     dtype = _KINDS[kind]
     whole = torch.zeros(sizes[:ndim], dtype=dtype)

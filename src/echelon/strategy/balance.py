@@ -1,42 +1,34 @@
-"""How fast a member is beside the others, and which part of a batch is its due.
+"""How fast a member is compared with the others, and which share of a batch it gets.
 
-Members meet once per update, so the slowest sets the pace for all. Each measures how long it
-computes for its part. One that is slower than the mean asks for batches to be divided anew, and
-all do so after the same update: parts in proportion to samples per second make all equally long.
+Members wait for each other in every update, so the slowest one sets the pace. Each member measures
+how long it computes for its part. One that is slower than the mean asks for a new division, and all
+divide after the same update: shares in proportion to samples per second take equally long.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+
+from echelon.comm.interface import MOST_VALUES, Collective
 
 SLOWER = 1.15
-"""Than the mean by this factor: worth another division."""
+"""A member that is slower than the mean by this factor asks for a new division."""
 SHORT = 0.003
-"""Seconds below which an update is mostly what it costs however few samples it has."""
+"""Seconds below which an update is mostly overhead, whatever its number of samples."""
 WINDOW_UPDATES = 4
 WINDOW_SECONDS = 0.3
-"""Measured for so long before anything is said at first, and longer after each division: one that
-did not help will not help the next time either."""
+"""Updates and seconds to measure before the first request. The window grows by `LONGER` after each
+division, up to `LONGEST` seconds: a division that did not help will not help the next time either.
+"""
 LONGER, LONGEST = 1.6, 30.0
 OLD = 8.0
-"""Windows after which it is measured anew: what was slow need not stay so."""
+"""Windows after which the measurement restarts, because a slow member may recover."""
 LEAST = 0.1
-"""Of an equal part: what a member gets however slow it is, so that it can be seen to recover."""
-
-
-class Summing(Protocol):
-    """The part of a collective that is needed here."""
-
-    index: int
-    count: int
-
-    def sum(self, values: Sequence[float]) -> list[float]: ...
+"""Fraction of an equal share that a slow member gets at least, so that its recovery is noticed."""
 
 
 class Pace:
-    """One member's time, from update to update."""
+    """Measures how long one member computes, from update to update."""
 
     def __init__(self) -> None:
         self.last = 0.0
@@ -45,31 +37,31 @@ class Pace:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """There are other members."""
+        """Start over with other members."""
         self._window = WINDOW_SECONDS
         self._measure()
 
     def divided(self) -> None:
-        """Parts have changed: what was measured says nothing any more."""
+        """Start a longer measurement, because the shares have changed."""
         self._window = min(self._window * LONGER, LONGEST)
         self._measure()
 
     def _measure(self) -> None:
         self._mine = self._mean = self._samples = 0.0
-        self._updates = -1  # the next one is the first that is measured whole
+        self._updates = -1  # the update in progress is not measured completely
 
     def begin(self) -> None:
         self._began = time.perf_counter()
 
     def end(self, samples: float) -> None:
-        """Computed; whatever comes now is waiting for others."""
+        """Note that this member has computed; from here on it waits for others."""
         self.last = time.perf_counter() - self._began
         if self._updates >= 0:
             self._mine += self.last
             self._samples += samples
 
     def compare(self, mean: float) -> bool:
-        """Hear how long all members took on average; returns whether this one is too slow."""
+        """Compare with the mean seconds of all members; return whether this one is too slow."""
         self._updates += 1
         if self._updates <= 0:
             return False
@@ -87,8 +79,8 @@ class Pace:
         return self._samples / self._mine if self._mine else 0.0
 
 
-def shares(peers: Summing, speed: float) -> list[float]:
-    """Every member's part of a batch, the same bits everywhere."""
+def shares(peers: Collective, speed: float) -> list[float]:
+    """Return every member's share of a batch, the same bits on all members."""
     speeds = _all(peers, speed)
     total = sum(speeds)
     if not total:
@@ -98,11 +90,11 @@ def shares(peers: Summing, speed: float) -> list[float]:
     return [each / sum(raised) for each in raised]
 
 
-def _all(peers: Summing, value: float) -> list[float]:
-    """Everybody's value; a sum takes a few at a time."""
+def _all(peers: Collective, value: float) -> list[float]:
+    """Gather one value from every member, as many at a time as `Collective.sum` takes."""
     found: list[float] = []
-    for first in range(0, peers.count, 64):
-        row = [0.0] * min(64, peers.count - first)
+    for first in range(0, peers.count, MOST_VALUES):
+        row = [0.0] * min(MOST_VALUES, peers.count - first)
         if first <= peers.index < first + len(row):
             row[peers.index - first] = value
         found += peers.sum(row)

@@ -1,12 +1,12 @@
-"""SynchronousStrategy: compute → reduce → check → clip → step.
+"""`Synchronous`: the base class of all strategies, for members that make every update together.
 
-What all strategies have in common whose members make every update together.
+    compute:  forward ─▶ loss ─▶ (loss sum and weight are final) ─▶ backward     per micro-batch
+    update:   reduce the gradients ─▶ finite? ─▶ clip ─▶ inspect ─▶ step
+                                        └─ no ─▶ refuse: nothing is applied
 
-    compute:  forward ─▶ loss ─▶ (all sums are known) ─▶ backward      per micro-batch
-    update:   meet ─▶ finite? ─▶ clip ─▶ inspect ─▶ step
-                        └─ no ─▶ refuse: nothing is applied
-
-Where the parts of the model lie and where gradients meet is what the strategies differ in.
+A strategy overrides the hooks below "What a strategy overrides": where the parts of the model are,
+and how gradients are reduced (`_meet`). The parameter-server strategy keeps `compute` and overrides
+`update`, because the servers make the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from echelon.core.types import Batch, Lease, Numerics, Parallel, Shard, Stats, U
 from echelon.optim import LossScaler, Stepper, build_optimizer, gradients, spare_compiler
 from echelon.strategy.diagnose import explain
 from echelon.strategy.model import (
-    RowUpdates,
     autocast,
     build_model,
     load_weights,
@@ -38,23 +37,13 @@ from echelon.strategy.model import (
     release,
     trainable,
 )
-
-# --- synchronous ---
+from echelon.strategy.tables import RowUpdates
 
 NO_GRADIENT = "no parameter got a gradient: does the loss depend on the model?"
 
 
-class Met(NamedTuple):
-    """An update's sums over all members. Its gradients are each parameter's `grad`."""
-
-    loss_sum: float
-    weight: float
-    finite: bool
-    asked: int = 0
-
-
 class Synchronous(ABC):
-    """Gradients are Σ grad / Σ weight over the micro-batches and members of an update."""
+    """A strategy whose gradient is Σ grad / Σ weight over all micro-batches and members."""
 
     shard = Shard()
     model: nn.Module
@@ -102,7 +91,7 @@ class Synchronous(ABC):
             return self._evaluate(micro)
         if not self.model.training:
             self.model.train()
-        if self._buffers:  # batch statistics move in forward, before the update is known to be good
+        if self._buffers:  # forward moves batch statistics before the update is known to be finite
             self._keep_buffers()
         self._micro, self._loss_sum, self._weight = micro, torch.zeros(()), 0.0
         last = len(micro) - 1
@@ -186,7 +175,7 @@ class Synchronous(ABC):
         return self.state_dict()
 
     def settle(self) -> bool:
-        if self._stepping:  # some parameters are an update ahead of others
+        if self._stepping:  # interrupted: some parameters are an update ahead of others
             return False
         if self._micro:
             self._restore_buffers()
@@ -208,10 +197,10 @@ class Synchronous(ABC):
         self.let_go()
         self._comm.close()
 
-    # What a strategy does its own way.
+    # What a strategy overrides.
 
     def _place(self) -> None:  # noqa: B027 (not every strategy has to)
-        """The model is built: lay it out over the members."""
+        """Called after the model is built: distribute it over the members."""
 
     def _open_rows(self) -> RowUpdates:
         rows = RowUpdates(self.model)
@@ -232,14 +221,14 @@ class Synchronous(ABC):
         return self._task.optimizer(self._parameters)
 
     def _join(self) -> None:  # noqa: B027 (not every strategy has to)
-        """Parameters and optimizer are there: prepare for gradients to meet."""
+        """Called after the optimizer is built: prepare the reduction of gradients."""
 
     def _known(self) -> None:  # noqa: B027 (not every strategy has to)
-        """The last forward is done: this member's loss and weight are known, backward follows."""
+        """Called between the last forward pass and its backward: loss sum and weight are final."""
 
     @abstractmethod
     def _meet(self) -> Met:
-        """Leave the gradient of all members' samples in every parameter's `grad`."""
+        """Reduce: leave the mean gradient over all members' samples in every parameter's `grad`."""
 
     def _clip(self) -> None:
         clip, grads = self._numerics.clip, self._grads()
@@ -249,7 +238,7 @@ class Synchronous(ABC):
             gradients.clip_value_(grads, clip.value)
 
     def _applied(self) -> None:  # noqa: B027 (not every strategy has to)
-        """The optimizer has made its step."""
+        """Called after the optimizer's step."""
 
     def _weights(self) -> dict[str, Tensor]:
         return dict(self.model.state_dict())
@@ -264,11 +253,11 @@ class Synchronous(ABC):
         self._stepper.load_state_dict(state)
 
     def _explain(self) -> str:
-        """Why this member's update is not finite."""
+        """Return why this member's update is not finite."""
         table = self._rows.first_non_finite()
         return explain(self.model, self._forward, self._micro, self._loss_sum, self.version, table)
 
-    # What they all do alike.
+    # What all strategies have in common.
 
     def _grads(self) -> list[Tensor]:
         found = [p.grad for p in self._parameters if p.grad is not None]
@@ -312,8 +301,10 @@ class Synchronous(ABC):
         )
 
     def _refuse(self, met: Met) -> Update:
-        """A non-finite update is never applied. One whose gradients alone are spoilt is worth
-        another try if they were scaled: the loss itself does not depend on the scale."""
+        """Refuse a non-finite update: raise NonFiniteError, or try again with a smaller loss scale.
+
+        The scale only explains gradients that are not finite: the loss does not depend on it.
+        """
         reason = f"step {self.version + 1}: the loss gave its batch a weight of {met.weight}"
         if math.isfinite(met.weight):
             self._restore_buffers()
@@ -336,7 +327,7 @@ class Synchronous(ABC):
 
     def _keep_buffers(self) -> None:
         now = [held.get(name) for held, name in self._buffer_homes]
-        if any(map(is_not, now, self._buffers)):  # a model may put others in their place
+        if any(map(is_not, now, self._buffers)):  # a model may replace its buffers
             self._find_buffers()
         else:
             torch._foreach_copy_(self._kept, self._buffers)
@@ -355,12 +346,17 @@ class Synchronous(ABC):
             parameter.grad = None
 
 
-# --- pair ---
-# What a loss has to give.
+class Met(NamedTuple):
+    """The sums of one update over all members. The gradients are in each parameter's `grad`."""
+
+    loss_sum: float
+    weight: float
+    finite: bool
+    asked: int = 0
 
 
 def as_pair(found: Any) -> tuple[Tensor, float]:
-    """A loss is a (sum, weight) pair: a tensor of one number, and a number."""
+    """Check that a loss is a (sum, weight) pair: a tensor of one number, and a number."""
     try:
         loss_sum, weight = found
     except (TypeError, ValueError):
@@ -377,12 +373,8 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}{shape}"
 
 
-# --- ready ---
-# Models that come ready made.
-
-
 def as_factory(task: Task) -> Task:
-    """A ready model is copied: what is taken apart is not the user's own."""
+    """Replace a ready model by a factory that copies it: a strategy may cut the copy into parts."""
     if isinstance(task.model, nn.Module):
         return dataclasses.replace(task, model=functools.partial(copy.deepcopy, task.model))
     return task

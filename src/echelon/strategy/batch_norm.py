@@ -1,9 +1,10 @@
-"""Synchronised batch norm, padding passes.
-
-Batch norm over the samples of all members, as one process would see them.
+"""Synchronized batch norm: statistics over all members' samples, as one process computes them.
 
 torch's own SyncBatchNorm runs on GPUs only. This one runs wherever a collective does: two sums of
 a few hundred numbers per layer, one in forward and one in backward.
+
+Since all members take part in these sums, all have to make the same number of forward passes:
+`Padding` provides batches that do not count for members that have fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,47 +26,23 @@ from echelon.core.types import Batch, Column, Sparse
 from echelon.data import batch as columns
 from echelon.strategy.model import give_back
 
-# --- batch_norm ---
 
+def synchronise(model: nn.Module, collective: Collective, *, always: bool = False) -> bool:
+    """Let every batch norm of `model` see all members' samples; return whether there is any.
 
-class Summing(Protocol):
-    """The part of a collective that is needed here."""
-
-    count: int
-
-    def sum_(self, tensor: Tensor) -> None: ...
-
-
-@dataclass(slots=True)
-class _Link:
-    """A layer and the members it meets."""
-
-    layer: _BatchNorm
-    number: int
-    collective: Summing
-    alone: Callable[[Tensor], Tensor]
-    """How the layer goes forward by itself."""
-    always: bool
-    """Whether members meet in evaluation, too."""
-    present: bool = True
-    """Whether what goes through is among the samples that count."""
-
-
-def synchronise(model: nn.Module, collective: Summing, *, always: bool = False) -> bool:
-    """Let every batch norm of `model` see all members' samples; says whether there is any.
-
-    `always`: also in evaluation, where a layer that keeps no running statistics looks at samples.
+    With `always`, layers without running statistics do so in evaluation, too.
     """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for number, layer in enumerate(layers):
         link = _Link(layer, number, collective, layer.forward, always)
-        # Patched rather than replaced: names and the user's own module stay what they are.
+        # Patched rather than replaced: names and the user's own module do not change.
         layer.forward = functools.partial(_forward, link)  # type: ignore[method-assign]
     return bool(layers)
 
 
 def looks_in_evaluation(model: nn.Module) -> bool:
-    """Whether some batch norm of `model` has no statistics but those of the samples at hand."""
+    """Return whether some batch norm of `model` keeps no running statistics, so that it computes
+    them from the samples in evaluation, too."""
     return any(_looks(module) for module in model.modules() if isinstance(module, _BatchNorm))
 
 
@@ -74,13 +51,13 @@ def _looks(layer: _BatchNorm) -> bool:
 
 
 def unsynchronise(model: nn.Module) -> None:
-    """Give the layers back as they came."""
+    """Restore the layers' own forward methods."""
     for link in _links(model):
         give_back(link.layer, link.alone)
 
 
 def attend(model: nn.Module, present: bool) -> None:
-    """Say whether what goes through the layers from now on counts, or only keeps step."""
+    """Set whether samples that pass through the layers count from now on."""
     for link in _links(model):
         link.present = present
 
@@ -90,6 +67,21 @@ def _links(model: nn.Module) -> list[_Link]:
     return [f.args[0] for f in found if isinstance(f, functools.partial) and f.func is _forward]
 
 
+@dataclass(slots=True)
+class _Link:
+    """A synchronized layer and the members that share its statistics."""
+
+    layer: _BatchNorm
+    number: int
+    collective: Collective
+    alone: Callable[[Tensor], Tensor]
+    """The layer's own forward method."""
+    always: bool
+    """Whether to sum over all members in evaluation, too."""
+    present: bool = True
+    """Whether this member's samples count."""
+
+
 def _forward(link: _Link, x: Tensor) -> Tensor:
     layer = link.layer
     if not layer.training and not (link.always and _looks(layer)):
@@ -97,22 +89,22 @@ def _forward(link: _Link, x: Tensor) -> Tensor:
     layer._check_input_dim(x)
     with torch.no_grad():
         mean, var, count = _moments(x if link.present else x[:0], link)
-    if count <= 1 and layer.running_mean is not None:  # nothing to compare a lone value with
-        return _by_running_figures(layer, x) if x.numel() else x
-    _follow(layer, mean, var, count)
-    figures = _Figures(mean, var, count, layer.eps, link.present)
-    y: Tensor = _Normalised.apply(x, layer.weight, layer.bias, figures, link)  # type: ignore[no-untyped-call]
+    if count <= 1 and layer.running_mean is not None:  # a single value has no variance
+        return _by_running_statistics(layer, x) if x.numel() else x
+    _move_running_statistics(layer, mean, var, count)
+    moments = _Statistics(mean, var, count, layer.eps, link.present)
+    y: Tensor = _Normalised.apply(x, layer.weight, layer.bias, moments, link)  # type: ignore[no-untyped-call]
     return y
 
 
-def _by_running_figures(layer: _BatchNorm, x: Tensor) -> Tensor:
+def _by_running_statistics(layer: _BatchNorm, x: Tensor) -> Tensor:
     mean, var = layer.running_mean, layer.running_var
     return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
 @torch.no_grad()
-def _follow(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
-    """Move the running statistics as torch does."""
+def _move_running_statistics(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
+    """Update the running statistics as torch does."""
     if not layer.track_running_stats or layer.running_mean is None or layer.running_var is None:
         return
     assert layer.num_batches_tracked is not None
@@ -125,20 +117,40 @@ def _follow(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
     layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), rate)
 
 
+def _moments(x: Tensor, link: _Link) -> tuple[Tensor, Tensor, float]:
+    """Return mean, variance and number of values per channel over all members, in double precision.
+
+    A member without samples takes part, too, because the others wait for it.
+    """
+    mine = x.numel() // x.shape[1]
+    sums = torch.zeros(3, x.shape[1], dtype=torch.float64)
+    if mine:
+        var, mean = torch.var_mean(
+            x if x.dtype == torch.float64 else x.float(), _dims(x), correction=0
+        )
+        mean, var = mean.double().cpu(), var.double().cpu()
+        sums[0], sums[1], sums[2] = mine, mine * mean, mine * (var + mean.square())
+    _sum_(sums, link, backward=False)
+    count = max(float(sums[0, 0]), 1.0)
+    mean = sums[1] / count
+    var = (sums[2] / count - mean.square()).clamp_(min=0)
+    return mean.to(x.device), var.to(x.device), float(sums[0, 0])
+
+
 @dataclass(frozen=True, slots=True)
-class _Figures:
-    """Of all members' values, per channel."""
+class _Statistics:
+    """Mean, variance and number of all members' values, per channel."""
 
     mean: Tensor
     var: Tensor
     count: float
     eps: float
     mine: bool
-    """Whether the values at hand are among them."""
+    """Whether this member's values are among them."""
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / std · weight + bias, where mean and std are those of all members' samples."""
+    """(x - mean) / std · weight + bias, with the mean and std of all members' samples."""
 
     @staticmethod
     def forward(
@@ -146,7 +158,7 @@ class _Normalised(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        found: _Figures,
+        found: _Statistics,
         link: _Link,
     ) -> Tensor:
         kind = torch.promote_types(x.dtype, torch.float32)
@@ -159,7 +171,8 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """As in evaluation, less what mean and variance owe to x: Σ dy and Σ dy·x̂ of all members.
+        """Compute the gradient of evaluation, minus what comes through mean and variance: terms
+        with Σ dy and Σ dy·x̂ over all members.
 
         torch's kernel adds up in double precision, which these sums need: they nearly cancel out.
         """
@@ -189,30 +202,11 @@ class _Normalised(torch.autograd.Function):
         return dx.to(kind), *own, None, None
 
 
-def _moments(x: Tensor, link: _Link) -> tuple[Tensor, Tensor, float]:
-    """Mean, variance and number of values per channel, over all members, in double precision.
-
-    A member may have no samples at all; it still takes part, for the others count on it.
-    """
-    mine = x.numel() // x.shape[1]
-    sums = torch.zeros(3, x.shape[1], dtype=torch.float64)
-    if mine:
-        var, mean = torch.var_mean(
-            x if x.dtype == torch.float64 else x.float(), _dims(x), correction=0
-        )
-        mean, var = mean.double().cpu(), var.double().cpu()
-        sums[0], sums[1], sums[2] = mine, mine * mean, mine * (var + mean.square())
-    _sum_(sums, link, backward=False)
-    count = max(float(sums[0, 0]), 1.0)
-    mean = sums[1] / count
-    var = (sums[2] / count - mean.square()).clamp_(min=0)
-    return mean.to(x.device), var.to(x.device), float(sums[0, 0])
-
-
 def _sum_(values: Tensor, link: _Link, *, backward: bool) -> None:
-    """Over all members, if all are in the same place: else numbers of two layers would be mixed.
+    """Sum over all members, and check that all are in the same layer and direction.
 
-    Only if all say the same number are Σ n = count · n and Σ n² = count · n².
+    Every member adds its layer's number n and n². Only if all have the same number are
+    Σ n = count · n and Σ n² = count · n².
     """
     number = float(2 * link.number + 1 + backward)
     marks = torch.tensor([number, number * number], dtype=torch.float64)
@@ -236,56 +230,58 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 
 def _around(x: Tensor) -> list[int]:
-    """The shape that puts one value per channel beside `x`."""
+    """Return the shape that broadcasts one value per channel over `x`."""
     return [-1 if at == 1 else 1 for at in range(x.ndim)]
 
 
-# --- padding ---
-# As many passes in every member: one that has no samples goes along with some that do not count.
+# Padding: every member makes the same number of passes
 #
-# A batch without a single sample would not do: many a model and loss cannot take it.
+# A member without samples makes passes that do not count. A batch without a single sample would not
+# do: many models and losses cannot take one.
+
 
 _ROOM = 1 << 14
+"""Bytes for the description of a batch."""
 
 
 class Pad(dict[str, Column]):
-    """A batch that keeps step with the others' and counts for nothing."""
+    """A batch whose samples do not count: it only makes a pass along with the other members."""
 
 
 class Padding:
-    """Knows what samples look like, and how many passes there are."""
+    """Makes pads from this member's samples, or from another member's if it has none."""
 
     def __init__(self, everybody: Collective, device: torch.device) -> None:
         self._everybody, self._device = everybody, device
         self._known: Pad | None = None
 
     def pads(self, micro: Sequence[Batch], passes: int) -> list[Pad]:
-        """To go through after `micro`; the first time, all members call this together."""
+        """Return the pads to make after `micro`. All members make the first call together."""
         if self._known is None:
-            self._known = self._told(_twice(micro[0]) if micro else None)
+            self._known = self._shared(_twice(micro[0]) if micro else None)
         missing = passes - len(micro)
         if missing <= 0:
             return []
         return [_twice(micro[0]) if micro else self._known] * missing
 
     def most(self, passes: int) -> int:
-        """Of all members' numbers; called by all together."""
+        """Return the largest number of passes of any member. All members call this together."""
         board = torch.zeros(self._everybody.count, dtype=torch.int64)
         board[self._everybody.index] = passes
         self._everybody.sum_(board)
         return int(board.max())
 
-    def _told(self, mine: Pad | None) -> Pad:
-        """A sample of the first member that has one, for those that have none."""
+    def _shared(self, mine: Pad | None) -> Pad:
+        """Broadcast a pad of the first member that has samples, and return it."""
         board = torch.zeros(self._everybody.count, _ROOM, dtype=torch.int64)
         if mine is not None:
             said = json.dumps(_described(mine)).encode()
             assert len(said) <= _ROOM, f"{len(said)} bytes to describe a batch"
             board[self._everybody.index, : len(said)] = torch.tensor(list(said))
         self._everybody.sum_(board)
-        source, told = next((at, row) for at, row in enumerate(board.tolist()) if row[0])
+        source, row = next((at, words) for at, words in enumerate(board.tolist()) if words[0])
         known = mine if source == self._everybody.index else None
-        known = known or _made(json.loads(bytes(value for value in told if value)), self._device)
+        known = known or _made(json.loads(bytes(value for value in row if value)), self._device)
         self._everybody.broadcast_(
             [part for c in known.values() for part in columns.tensors(c)], source
         )
@@ -293,7 +289,7 @@ class Padding:
 
 
 def _twice(batch: Batch) -> Pad:
-    """Its first sample two times: of one alone, batch norm could not tell the variance."""
+    """Return the first sample twice, because batch norm needs two values for a variance."""
     first = torch.zeros(2, dtype=torch.int64)
     return Pad({name: columns.take(column, first) for name, column in batch.items()})
 

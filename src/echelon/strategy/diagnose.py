@@ -1,10 +1,16 @@
-"""Where a non-finite number came from."""
+"""Where a non-finite number came from: the input column, or the first layer, or the gradient.
+
+This is the slow path, only taken after a non-finite number was found: the batches go through the
+model once more, and hooks look at every layer's output. `explain` is for a member that can do this
+alone, `explain_together` and `explain_stage` for members that have parts of the model. With `agree`
+all members raise the same explanation, that of the member nearest to the cause.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +19,6 @@ from torch.utils._pytree import tree_leaves
 from echelon.comm.interface import Collective
 from echelon.core.types import Batch
 from echelon.optim import gradients
-
-# --- strategy/fault ---
-# Where a non-finite number came from. The slow path: only taken when one was found.
 
 
 def explain(
@@ -26,7 +29,7 @@ def explain(
     version: int,
     table: str | None = None,
 ) -> str:
-    """One line with the step and the layer; `table` has row gradients that are not finite."""
+    """Return one line with the step and the layer; `table` is one with non-finite row gradients."""
     step = version + 1
     named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
     layer = gradients.first_non_finite(named)
@@ -44,35 +47,10 @@ def explain(
 
 
 def blame(micro: Iterable[Batch], loss_sum: Tensor) -> int:
-    """How near a member is to the cause: its samples, then its loss, then what others gave it."""
+    """Return how near a member is to the cause: 2 for its input, 1 for its loss, 0 for neither."""
     if any(bad_column(batch) for batch in micro):
         return 2
     return 0 if bool(torch.isfinite(loss_sum)) else 1
-
-
-def explain_together(
-    model: nn.Module,
-    forward: Callable[[nn.Module, Batch], Any],
-    micro: Iterable[Batch],
-    loss_sum: Tensor,
-    version: int,
-    spoilt: Sequence[str],
-) -> str:
-    """As `explain`, where members can go forward only together: all go through all batches.
-
-    `spoilt` are the parameters with a gradient that is not finite.
-    """
-    step, loss = version + 1, float(loss_sum)
-    found = [(bad_column(batch), bad_layer(model, forward, batch)) for batch in micro]
-    if torch.isfinite(loss_sum):
-        layer = spoilt[0] if spoilt else "?"
-        return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
-    for column, culprit in found:
-        if column:
-            return f"step {step}: the loss is {loss}: input column {column!r} is not finite"
-        if culprit:
-            return f"step {step}: the loss is {loss}: layer {culprit!r} first gave it"
-    return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
 def bad_column(batch: Batch) -> str | None:
@@ -86,7 +64,7 @@ def bad_column(batch: Batch) -> str | None:
 def bad_layer(
     model: nn.Module, forward: Callable[[nn.Module, Batch], Any], batch: Batch
 ) -> str | None:
-    """The first layer, in the order they are called, whose output is not finite."""
+    """Return the first layer, in the order of the calls, whose output is not finite."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -103,7 +81,7 @@ def bad_layer(
         if name and not any(True for _ in module.children())
     ]
     try:
-        # Dropout draws again here; the run's own generator must not notice.
+        # Dropout draws numbers here, which must not change the state of the run's generator.
         with torch.random.fork_rng(), torch.no_grad():
             forward(model, batch)
     finally:
@@ -112,28 +90,42 @@ def bad_layer(
     return found[0] if found else None
 
 
-# --- pipeline/fault ---
-# Where a non-finite number came from, when every member sees a part of the model only.
-#
-# The slow path: all members of a replica send the batches through once more, and watch.
-
-Forward = Callable[[nn.Module, Batch], Any]
+# Members that can only go forward together
 
 
-_UNKNOWN = 1 << 40
+def explain_together(
+    model: nn.Module,
+    forward: Callable[[nn.Module, Batch], Any],
+    micro: Iterable[Batch],
+    loss_sum: Tensor,
+    version: int,
+    spoilt: Sequence[str],
+) -> str:
+    """Return one line like `explain`, for members that go forward together: through all batches.
+
+    `spoilt` are the parameters with a gradient that is not finite.
+    """
+    step, loss = version + 1, float(loss_sum)
+    found = [(bad_column(batch), bad_layer(model, forward, batch)) for batch in micro]
+    if torch.isfinite(loss_sum):
+        layer = spoilt[0] if spoilt else "?"
+        return f"step {step}: the gradient of layer {layer!r} is not finite (loss sum {loss:g})"
+    for column, culprit in found:
+        if column:
+            return f"step {step}: the loss is {loss}: input column {column!r} is not finite"
+        if culprit:
+            return f"step {step}: the loss is {loss}: layer {culprit!r} first gave it"
+    return f"step {step}: the loss is {loss}, though every layer's output is finite"
 
 
-class _Found(NamedTuple):
-    """What one member found; the first along the batches and the layers is what all will say."""
-
-    rank: int
-    words: str
+# Members that have stages of a pipeline
 
 
 def explain_stage(
     world: Collective, model: nn.Module, forward: Forward, micro: Sequence[Batch], loss: float
 ) -> str:
-    """One line, the same for all, without the step. Collective: `forward` is, too."""
+    """Return one line without the step, the same on all members. All members call this together,
+    because `forward` passes through all stages."""
     if math.isfinite(loss):
         found = _in_gradients(model, loss)
     else:
@@ -150,7 +142,7 @@ def _in_gradients(model: nn.Module, loss: float) -> _Found:
 
 
 def _in_loss(model: nn.Module, forward: Forward, micro: Sequence[Batch], loss: float) -> _Found:
-    """Every batch is looked at by all alike, for each waits for what the one before it gives."""
+    """Look at every batch on all members: each stage waits for the output of the one before it."""
     names = [name for name, _ in model.named_modules()]
     said = f"the loss is {loss}"
     found = [_Found(_UNKNOWN, f"{said}, though every layer's output is finite")]
@@ -158,30 +150,33 @@ def _in_loss(model: nn.Module, forward: Forward, micro: Sequence[Batch], loss: f
         first = at * (len(names) + 1)
         if column := bad_column(batch):
             found.append(_Found(first, f"{said}: input column {column!r} is not finite"))
-            break  # all of this replica see the same batch
+            break  # all members of this replica stop here: they see the same batch
         if layer := bad_layer(model, forward, batch):
             rank = first + 1 + names.index(layer)
             found.append(_Found(rank, f"{said}: layer {layer!r} first gave it"))
     return min(found)
 
 
-# --- agree ---
-# One explanation for all members.
+class _Found(NamedTuple):
+    """What one member found. The one with the lowest rank, by batch and layer, is reported."""
+
+    rank: int
+    words: str
+
+
+_UNKNOWN = 1 << 40
+Forward = Callable[[nn.Module, Batch], Any]
+
+
+# One explanation for all members
+
 
 _BYTES = 600
+"""Bytes of a text that are sent; the rest is cut off."""
 
 
-class Summing(Protocol):
-    """The part of a collective that is needed here."""
-
-    index: int
-    count: int
-
-    def sum_(self, tensor: Tensor) -> None: ...
-
-
-def agree(collective: Summing, text: str, blame: int) -> str:
-    """The words of the member that is most to blame; of the first, if several are."""
+def agree(collective: Collective, text: str, blame: int) -> str:
+    """Return the text of the member with the highest `blame`, or of the first of several."""
     board = torch.zeros(collective.count, _BYTES + 1, dtype=torch.int64)
     said = torch.tensor(list(text.encode()[:_BYTES]), dtype=torch.int64)
     board[collective.index, 0] = blame

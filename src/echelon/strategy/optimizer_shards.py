@@ -1,4 +1,13 @@
-"""Optimizer over parts of parameters, saved as one over the wholes."""
+"""An optimizer over parts of parameters, saved as if it were over complete parameters.
+
+Members that divide parameters among them step only their parts, which is possible for optimizers
+that treat every value by itself. `divide` puts the parts into an optimizer, `whole_state` puts its
+state together for a checkpoint, and `own_state` cuts this member's parts out of a checkpoint. So
+checkpoints do not depend on the number of members.
+
+How a parameter is divided is up to the strategy: `Piece` is a range of its values (sharded),
+`Cut` of `tensor/layers.py` a set of rows or columns.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +24,8 @@ from echelon.comm.interface import Collective
 from echelon.core.errors import CheckpointError, TaskError
 from echelon.core.types import Parallel
 
-# --- optimizer ---
-# An optimizer over the parts of parameters that lie here, saved as one over the wholes.
-
-# Their step treats every value by itself, so a part of a parameter is stepped like the whole.
-# Exact types: a subclass may do anything.
+# Their step treats every value by itself, so a part of a parameter is stepped like all of it.
+# Exact types, because a subclass may do anything.
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
         optim.SGD,
@@ -35,29 +41,12 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         optim.ASGD,
     }
 )
-
 _SINGLE = ("step", "mu_product", "eta", "mu")
-"""What these keep once for a parameter as a whole, not for every value."""
-
-
-class Divided(Protocol):
-    """A parameter of which every member has a part."""
-
-    @property
-    def name(self) -> str: ...
-
-    def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
-        """The part of a whole that belongs to member `index`."""
-        ...
-
-
-Kind = TypeVar("Kind", bound=Divided)
-Gather = Callable[[Sequence[Kind], Sequence[Tensor], Collective], Iterator[Tensor]]
-"""Parts → wholes, one after the other."""
+"""State that these optimizers keep once per parameter, not for every value."""
 
 
 def check_divisible(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that would step a part of a parameter otherwise than the whole."""
+    """Refuse an optimizer that would step a part of a parameter otherwise than all of it."""
     if type(optimizer) not in ELEMENTWISE:
         known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
         raise TaskError(
@@ -67,8 +56,10 @@ def check_divisible(optimizer: Optimizer) -> None:
 
 
 def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int) -> None:
-    """Let it hold this member's parts in place of whole parameters. Others (frozen ones, that a
-    user's optimizer may know of) it keeps."""
+    """Replace the optimizer's parameters by this member's parts.
+
+    It keeps parameters that are not divided, such as frozen ones of a user's optimizer.
+    """
     check_divisible(optimizer)
     kept = dict(optimizer.state)
     optimizer.state.clear()
@@ -85,13 +76,27 @@ def divide(optimizer: Optimizer, parameters: Mapping[Tensor, Piece], index: int)
         ]
 
 
+def _kept(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return this member's part of the state that an optimizer has before its first step, copied.
+
+    The state of a parameter that torch has sharded (a DTensor) is sharded already.
+    """
+    kept = dict(state)
+    for key, value in state.items():
+        if _is_divided(key, value):
+            sharded = getattr(value, "to_local", None)
+            part = piece.cut(value, index, what=key) if sharded is None else sharded()
+            kept[key] = part.clone()
+    return kept
+
+
 def whole_state(
     local: dict[str, Any], pieces: Sequence[Kind], group: Collective, gather: Gather[Kind]
 ) -> dict[str, Any]:
-    """Named state of the parts → of the wholes. Complete on the group's first member only.
+    """Return the named state of complete parameters. Only the group's first member gets it all.
 
-    All members have stepped the same parameters, so they have the same keys; one whose part of a
-    parameter is empty keeps empty state for it.
+    All members have stepped the same parameters, so they have the same keys; a member whose part of
+    a parameter is empty keeps empty state for it.
     """
     state: dict[str, dict[str, Any]] = {name: dict(held) for name, held in local["state"].items()}
     known = {piece.name: piece for piece in pieces}
@@ -113,7 +118,10 @@ def whole_state(
 
 
 def own_state(saved: dict[str, Any], pieces: Sequence[Divided], index: int) -> dict[str, Any]:
-    """Named state of the wholes → of this member's parts. What does not fit is left to others."""
+    """Cut this member's parts out of the named state of complete parameters.
+
+    State of an unknown form is returned as it is: loading it raises the error.
+    """
     known = {piece.name: piece for piece in pieces}
     if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
         return saved
@@ -124,10 +132,6 @@ def own_state(saved: dict[str, Any], pieces: Sequence[Divided], index: int) -> d
     return {**saved, "state": state}
 
 
-def _is_divided(key: str, value: Any) -> bool:
-    return isinstance(value, Tensor) and key not in _SINGLE
-
-
 def _cut(piece: Divided, state: Mapping[str, Any], index: int) -> dict[str, Any]:
     what = f"optimizer state of {piece.name!r}: "
     return {
@@ -136,75 +140,58 @@ def _cut(piece: Divided, state: Mapping[str, Any], index: int) -> dict[str, Any]
     }
 
 
-def _kept(piece: Piece, state: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """What an optimizer that has not stepped yet keeps for a parameter, cut and copied.
-
-    A parameter that torch has sharded (a DTensor) has state that is.
-    """
-    kept = dict(state)
-    for key, value in state.items():
-        if _is_divided(key, value):
-            sharded = getattr(value, "to_local", None)
-            part = piece.cut(value, index, what=key) if sharded is None else sharded()
-            kept[key] = part.clone()
-    return kept
+def _is_divided(key: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and key not in _SINGLE
 
 
-# --- axes ---
-# Who shares what with whom: the members along the mesh's axes.
+class Divided(Protocol):
+    """A parameter that is divided among members."""
+
+    @property
+    def name(self) -> str: ...
+
+    def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
+        """Return the part of `whole` that belongs to member `index`."""
+        ...
 
 
-def lengths(parallel: Parallel, axis: str, count: int) -> tuple[int, int]:
-    """Members along `data` and along `axis`; all along the latter if there is no mesh."""
-    data = parallel.mesh.get("data", 1)
-    along = parallel.mesh.get(axis, count // data)
-    assert data * along == count, f"a mesh of {data} × {along} for {count} members"
-    return data, along
+Kind = TypeVar("Kind", bound=Divided)
+Gather = Callable[[Sequence[Kind], Sequence[Tensor], Collective], Iterator[Tensor]]
+"""Yields complete tensors, given the parts of this member."""
 
 
-def sharded_group(
-    comm: Group, everybody: Collective, parallel: Parallel, device: torch.device
-) -> Collective:
-    """The members that hold one model between them, this one among them."""
-    data, along = lengths(parallel, "sharded", comm.count)
-    if data == 1:
-        return everybody
-    first = comm.index // along * along
-    return comm.collective(range(first, first + along), device=device)
-
-
-# --- pieces ---
-# Which part of every parameter is whose.
+# Parts of parameters that are ranges of their values
 #
-# A parameter's values, in the order they lie in memory, are cut into ranges, one for each member
-# of a sharded group; some may be empty. What an optimizer keeps for a parameter is cut alike.
+# A parameter's values, in the order in which they lie in memory, are cut into ranges, one for each
+# member of a sharded group; some may be empty. An optimizer's state for it is cut in the same way.
+
 
 GATHERED = 32 << 20
-"""Bytes that are made whole at once: members that do not keep them need no more room than that."""
+"""Bytes that are gathered at once: members that do not keep the result need no more memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One parameter's part that lies here, and what is needed to find the others."""
+    """This member's part of a parameter, and where the other members' parts belong."""
 
     name: str
     shape: torch.Size
     stride: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
-    """Of each member of the group."""
+    """The range of each member of the group."""
     local: Tensor
-    """The part itself: what the optimizer steps."""
+    """The part itself, which the optimizer steps."""
 
     @property
     def numel(self) -> int:
         return self.shape.numel()
 
     def empty(self, like: Tensor) -> Tensor:
-        """Room for the whole."""
+        """Allocate memory for the complete parameter."""
         return torch.empty_strided(self.shape, self.stride, dtype=like.dtype, device=like.device)
 
     def cut(self, whole: Tensor, index: int, *, what: str) -> Tensor:
-        """The part of a whole that belongs to member `index`, shaped like what is held here."""
+        """Return the part of `whole` that belongs to member `index`, in the shape of `local`."""
         if whole.shape != self.shape:
             raise CheckpointError(
                 f"{what} is {tuple(whole.shape)}, but the parameter is {tuple(self.shape)}"
@@ -216,14 +203,14 @@ class Piece:
 
 
 def in_row(tensor: Tensor) -> Tensor:
-    """Its values in the order they lie in memory; a parameter has no gaps."""
+    """View a tensor's values in the order in which they lie in memory; a parameter has no gaps."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def gathered(
     pieces: Sequence[Piece], parts: Sequence[Tensor], group: Collective
 ) -> Iterator[Tensor]:
-    """The wholes that `parts` are of, one after the other; called by all members of the group."""
+    """Yield the complete tensor of each part. All members of the group call this together."""
     for chosen in _loads(pieces, parts):
         wholes = [pieces[at].empty(parts[at]) for at in chosen]
         rows = [in_row(whole) for whole in wholes]
@@ -239,6 +226,7 @@ def gathered(
 
 
 def _loads(pieces: Sequence[Piece], parts: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield the numbers of the parts to gather at once."""
     chosen: list[int] = []
     used = 0
     for at, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
@@ -250,3 +238,25 @@ def _loads(pieces: Sequence[Piece], parts: Sequence[Tensor]) -> Iterator[list[in
         used += size
     if chosen:
         yield chosen
+
+
+# Members along the axes of the mesh
+
+
+def lengths(parallel: Parallel, axis: str, count: int) -> tuple[int, int]:
+    """Return the number of members along `data` and `axis`; all along `axis` without a mesh."""
+    data = parallel.mesh.get("data", 1)
+    along = parallel.mesh.get(axis, count // data)
+    assert data * along == count, f"a mesh of {data} × {along} for {count} members"
+    return data, along
+
+
+def sharded_group(
+    comm: Group, everybody: Collective, parallel: Parallel, device: torch.device
+) -> Collective:
+    """Return the group of members that hold one model between them, with this member."""
+    data, along = lengths(parallel, "sharded", comm.count)
+    if data == 1:
+        return everybody
+    first = comm.index // along * along
+    return comm.collective(range(first, first + along), device=device)

@@ -1,4 +1,8 @@
-"""Strategies by name; does the job fit?."""
+"""Strategies by name, and whether a job fits its strategy.
+
+A new strategy is one file and one row of `ROWS`. `check` refuses settings that a strategy cannot
+fulfill; `remarks` reports settings for several members that have no effect under it.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,17 @@ from echelon.core.errors import ConfigError, unknown
 from echelon.core.interfaces import Inspector, Schedule, Strategy, Task
 from echelon.core.types import Numerics, Parallel
 
-# --- registry ---
-# Strategies by name: a new one is one file and one row.
-
 
 class Row(NamedTuple):
-    """Where a strategy is, and the axis of the mesh that is its own."""
+    """Where a strategy's class is, and its own axis of the mesh."""
 
     module: str
     kind: str
     axis: Axis | None
     elastic: bool = False
-    """Whether members can go on without one that is lost."""
+    """Whether the others can continue when a member is lost."""
     servers: bool = False
-    """Whether weights and optimizer live in processes of their own."""
+    """Whether weights and optimizer are in server processes."""
 
 
 ROWS = {
@@ -38,30 +39,44 @@ ROWS = {
 }
 
 
+def build(
+    name: str,
+    numerics: Numerics,
+    schedule: Schedule,
+    inspector: Inspector | None = None,
+    parallel: Parallel | None = None,
+) -> Strategy:
+    """Create a strategy that is not set up yet."""
+    row = ROWS[name]
+    kind = getattr(importlib.import_module(f"echelon.strategy.{row.module}"), row.kind)
+    strategy: Strategy = kind(numerics, schedule, inspector, parallel)
+    return strategy
+
+
 def names() -> list[str]:
     return sorted(ROWS)
 
 
 def sections() -> list[str]:
-    """Parts of a job that are for one strategy alone: they have its name."""
+    """Return the sections of a job that are for one strategy only; they have its name."""
     return [name for name in names() if name in Job.model_fields]
 
 
 def has_servers(job: Job) -> bool:
-    """Whether this job's weights live in server processes."""
+    """Return whether this job's weights are in server processes."""
     return ROWS[job.strategy].servers
 
 
 def can_do_without(job: Job) -> bool:
-    """Whether members of this job can do without each other, and are to."""
+    """Return whether this job continues when a member is lost."""
     return ROWS[job.strategy].elastic and job.elastic.enabled is not False
 
 
 def arrangement(job: Job, members: int | None = None) -> dict[str, int]:
-    """Members along each axis, the outermost first; `members` if there are not as many as planned.
+    """Return the number of members along each axis of the mesh, the outermost first.
 
-    Then there are fewer or more along `data`; where that does not come out even, all are along
-    the strategy's own axis.
+    If there are more or fewer `members` than planned, the `data` axis changes. If they cannot be
+    divided evenly, all are along the strategy's own axis.
     """
     axis = ROWS[job.strategy].axis
     if axis is None:
@@ -73,27 +88,7 @@ def arrangement(job: Job, members: int | None = None) -> dict[str, int]:
     return {"data": members // along, axis: along}
 
 
-def build(
-    name: str,
-    numerics: Numerics,
-    schedule: Schedule,
-    inspector: Inspector | None = None,
-    parallel: Parallel | None = None,
-) -> Strategy:
-    """A strategy, not yet set up."""
-    row = ROWS[name]
-    kind = getattr(importlib.import_module(f"echelon.strategy.{row.module}"), row.kind)
-    strategy: Strategy = kind(numerics, schedule, inspector, parallel)
-    return strategy
-
-
-# --- checks ---
-# Whether a job fits its strategy: what cannot be is refused, what has no effect is said.
-
-OWN_OPTIMIZER = (
-    "the task brings its own optimizer, but under a parameter server it is the servers that apply "
-    "gradients: set `optimizer` in the job instead"
-)
+# Checks: does a job fit its strategy?
 
 
 def check(job: Job) -> None:
@@ -115,6 +110,12 @@ def check_task(job: Job, task: Task) -> None:
             "parameter_server.merit needs held-out samples, and this task has none",
             ("parameter_server", "merit", "policy"),
         )
+
+
+OWN_OPTIMIZER = (
+    "the task brings its own optimizer, but under a parameter server it is the servers that apply "
+    "gradients: set `optimizer` in the job instead"
+)
 
 
 def _check_members(job: Job) -> None:
@@ -159,7 +160,7 @@ def _check_sections(job: Job) -> None:
 
 
 def _check_batch(job: Job) -> None:
-    """Everybody who takes part in a batch has to get something of it."""
+    """Refuse a batch that is too small for every member to get a part of it."""
     along = arrangement(job)
     readers = along.get("data", 1) * along.get("sharded", 1)
     if has_servers(job):
@@ -180,7 +181,7 @@ def _check_batch(job: Job) -> None:
 
 
 def remarks(job: Job) -> list[str]:
-    """What is set for several members, whatever the strategy, and has no effect with this one."""
+    """Return messages about settings for several members that this strategy does not use."""
     row = ROWS[job.strategy]
     idle = {"sync": row.axis is None, "elastic": not row.elastic}
     return [
@@ -188,10 +189,10 @@ def remarks(job: Job) -> list[str]:
         for name in idle
         if idle[name]
         for key in _given(job, name)
-        if (name, key) != ("elastic", "enabled")  # false is just what happens
+        if (name, key) != ("elastic", "enabled")  # `false` is true of these strategies anyway
     ]
 
 
 def _given(job: Job, section: str) -> list[str]:
-    """The keys that say anything else than the defaults."""
+    """Return the keys of a section that differ from the defaults."""
     return list(getattr(job, section).model_dump(exclude_defaults=True))

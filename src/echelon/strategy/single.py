@@ -7,7 +7,7 @@ import math
 from echelon.core.errors import TaskError
 from echelon.optim import gradients
 from echelon.strategy.base import NO_GRADIENT, Met, Synchronous
-from echelon.strategy.model import RowUpdates
+from echelon.strategy.tables import RowUpdates
 
 
 class Single(Synchronous):

@@ -1,4 +1,4 @@
-"""What the report shows, whatever part of a batch the member that writes it has."""
+"""The samples in the report do not depend on the share of the member that writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echelon.core.interfaces import Task
 from echelon.core.types import Shard
 from echelon.data.loader import Loader
 from echelon.data.sources import ColumnSource
-from echelon.loop.inference import _decoded
+from echelon.loop.gallery import _decoded
 from echelon.task.losses import cross_entropy
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echelon.comm.collectives import Solo
 from echelon.strategy.balance import LEAST, OLD, SLOWER, Pace, shares
 
 
@@ -49,7 +50,7 @@ class Members:
         return next(number for number in range(1, most) if self.update())
 
 
-class Known:
+class Known(Solo):
     """A collective of members whose values are known."""
 
     def __init__(self, index: int, values: Sequence[float]) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from echelon.core.errors import TaskError
+from echelon.strategy.pipeline.line import Form, one_tensor
 from echelon.strategy.pipeline.schedule import how_many, pieces
-from echelon.strategy.pipeline.stage import Draws, Form, Stage, one_tensor
-from echelon.strategy.pipeline.strategy import options_of, without_elsewhere
+from echelon.strategy.pipeline.stage import Draws, Stage
+from echelon.strategy.pipeline.state import options_of, without_elsewhere
 
 
 def stage(*layers: nn.Module) -> Stage:

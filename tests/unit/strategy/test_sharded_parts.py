@@ -17,14 +17,8 @@ from echelon.models.gpt import GPT, GPTOptions
 from echelon.strategy.batch_norm import Pad, Padding, _described, _made
 from echelon.strategy.optimizer_shards import divide, in_row, lengths
 from echelon.strategy.sharded import slabs as slabs_module
-from echelon.strategy.sharded.fsdp import (
-    _check_divisible,
-    first_samples,
-    give_back_large,
-    units,
-    used_outside,
-)
-from echelon.strategy.sharded.slabs import Reduction, Slabs
+from echelon.strategy.sharded.fsdp import _check_divisible, first_samples, units, used_outside
+from echelon.strategy.sharded.slabs import Reduction, Slabs, give_back_large
 from echelon.task import prepare
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from echelon.comm.collectives import Solo
 from echelon.core.errors import ConfigError
-from echelon.strategy import model as half
+from echelon.strategy import half_precision as half
 from echelon.strategy.all_reduce import make_alike
 from echelon.strategy.diagnose import bad_layer
 
 
-class Told:
+class Told(Solo):
     """Remembers what is copied."""
 
     def __init__(self) -> None:

@@ -10,16 +10,16 @@ from echelon.comm.collectives import Solo
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.models.gpt import GPT, GPTOptions
 from echelon.models.mlp import MLP, MLPOptions
-from echelon.strategy.tensor import (
+from echelon.strategy.tensor.layers import (
     Cut,
     Team,
     agree_on_chance,
     by_heads,
     cut_model,
     even,
-    planned,
     restore,
 )
+from echelon.strategy.tensor.plan import planned
 
 CPU = torch.device("cpu")
 

@@ -26,9 +26,10 @@ from echelon.core.types import Lease, Numerics, Parallel, RowSpec, Shard
 from echelon.data.sources import as_source
 from echelon.optim.build import penalised
 from echelon.strategy.all_reduce import AllReduce
-from echelon.strategy.model import RowUpdates, load_weights, remote_state
+from echelon.strategy.model import load_weights
 from echelon.strategy.parameter_server.gradients import Judge, Pushes, held_out
 from echelon.strategy.registry import OWN_OPTIMIZER
+from echelon.strategy.tables import RowUpdates, remote_state
 
 # --- connected ---
 

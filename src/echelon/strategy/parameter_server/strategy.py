@@ -29,9 +29,9 @@ from echelon.strategy.all_reduce import left_alone
 from echelon.strategy.base import NO_GRADIENT, Met, Synchronous
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.diagnose import agree, blame
-from echelon.strategy.model import lookups
 from echelon.strategy.parameter_server.connection import Connected
 from echelon.strategy.parameter_server.gradients import Filled, bend_back, straighten
+from echelon.strategy.tables import lookups
 
 # --- strategy ---
 

@@ -1,4 +1,4 @@
-"""Every member has a few layers of the model, and the batch goes through them in pieces."""
+"""Pipeline parallelism: every member has a few layers, and micro-batches go through them."""
 
 from echelon.strategy.pipeline.strategy import Pipeline
 

@@ -1,10 +1,9 @@
-"""Find layers, measure, cut into stages.
+"""Decide which layers make which stage of a pipeline.
 
-The layers of a model that is a chain, found by watching it at work.
+    member 0:  find the layers ─▶ measure what each costs ─▶ cut where the slowest stage is fastest
+               ─▶ broadcast to all members
 
-A module is a chain if each of its children takes what the one before it gave, and nothing else
-happens: `nn.Sequential`, and whatever does the same by hand. A child may come by several times.
-Chains in chains are taken apart too; what is not a chain (a residual block, say) is a layer.
+If the job names the layers where stages begin (`pipeline.split`), nothing is measured.
 """
 
 from __future__ import annotations
@@ -29,24 +28,121 @@ from echelon.core.errors import ConfigError, TaskError, unknown
 from echelon.core.interfaces import Task, call_model
 from echelon.core.types import Batch
 from echelon.data.batch import to_device
-from echelon.strategy.pipeline.stage import can_pass
+from echelon.strategy.pipeline.line import can_pass
 
-# --- chain ---
+INTERLEAVED = 2
+"""Stages of each member under the interleaved schedule."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """A module at work, and the modules it called in turn."""
+def decide(
+    model: nn.Module,
+    task: Task,
+    section: PipelineSection,
+    members: int,
+    world: Collective,
+    autocast: Autocast,
+    samples: int,
+) -> Cut:
+    """Decide on the stages. All members call this together; member 0 raises the errors.
 
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-    inner: list[_Call] = field(default_factory=list)
+    Layers are timed with `samples` samples, as many as a micro-batch has: the time of some grows
+    with their number, that of others (a large table's gradient) does not.
+    """
+    stages = stage_count(section, members)
+    if world.index == 0:
+        batch = first_samples(task, samples, next(model.parameters()).device)
+        return _broadcast(model, world, _decide_here(model, task, section, stages, autocast, batch))
+    return _broadcast(model, world, None)
+
+
+def stage_count(section: PipelineSection, members: int) -> int:
+    """Return the number of stages. A given split must fit the members and the schedule."""
+    interleaved = section.schedule == "interleaved_1f1b"
+    if not section.split:
+        return members * (INTERLEAVED if interleaved else 1)
+    stages = len(section.split) + 1
+    fits = stages % members == 0 if interleaved else stages == members
+    if not fits:
+        rule = f"a multiple of {members} stages" if interleaved else f"{members} stages"
+        raise ConfigError(
+            f"pipeline.split names {len(section.split)} layers, which makes {stages} stages; "
+            f"schedule {section.schedule!r} with {members} members needs {rule}",
+            ("pipeline", "split"),
+        )
+    return stages
+
+
+def _decide_here(
+    model: nn.Module,
+    task: Task,
+    section: PipelineSection,
+    stages: int,
+    autocast: Autocast,
+    batch: Batch,
+) -> Cut:
+    with traceless(model):
+        layers = find_layers(model, lambda whole: task.forward(whole, batch))
+        x = entrance(task.forward, batch)
+        if len(layers) < stages:
+            raise ConfigError(
+                f"{stages} stages are more than the {len(layers)} layers of "
+                f"{type(model).__name__} ({', '.join(layers)})",
+                ("mesh", "pipeline"),
+            )
+        if section.split:
+            return Cut(tuple(layers), tuple(by_names(layers, section.split)))
+        costs = measure([model.get_submodule(name) for name in layers], x, autocast)
+        return Cut(tuple(layers), tuple(balanced(costs, stages)))
+
+
+def first_samples(task: Task, count: int, device: torch.device) -> Batch:
+    if task.train is None or not len(task.train):
+        raise TaskError("strategy 'pipeline' tries the model on training samples: there are none")
+    rows = torch.arange(min(count, len(task.train)))
+    batch: Batch = to_device(task.train.gather(rows), device)
+    return batch
+
+
+def _broadcast(model: nn.Module, world: Collective, chosen: Cut | None) -> Cut:
+    """Broadcast the cut. Layers are sent as numbers among all modules: all built the same model."""
+    names = [name for name, _ in model.named_modules()]
+    mine = [] if chosen is None else [len(chosen.layers), len(chosen.starts)]
+    layers, stages = map(int, world.sum(mine or [0, 0]))
+    numbers = torch.zeros(layers + stages, dtype=torch.int64)
+    if chosen is not None:
+        numbers[:layers] = torch.tensor([names.index(layer) for layer in chosen.layers])
+        numbers[layers:] = torch.tensor(chosen.starts)
+    world.broadcast_([numbers])
+    found = numbers.tolist()
+    return Cut(tuple(names[at] for at in found[:layers]), tuple(found[layers:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The layers by name, and the numbers of those with which the stages begin."""
+
+    layers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def stages(self) -> list[tuple[str, ...]]:
+        ends = [*self.starts[1:], len(self.layers)]
+        return [self.layers[start:end] for start, end in zip(self.starts, ends, strict=True)]
+
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+# The layers of a model that is a chain, found by watching it at work
+#
+# A module is a chain if each of its children takes what the one before it gave, and nothing else
+# happens: `nn.Sequential`, and modules that do the same in their forward. A child may be called
+# several times. Chains in chains are taken apart, too; a module that is not a chain (a residual
+# block, say) is a layer.
 
 
 def find_layers(model: nn.Module, run: Callable[[nn.Module], Any]) -> list[str]:
-    """The names of the layers in the order they are passed; `run` calls the model once."""
+    """Return the names of the layers in the order of their calls. `run` calls the model once."""
     root = _Call(model, (), {})
     with _watched(model, root), torch.no_grad():
         run(model)
@@ -73,12 +169,12 @@ def _layers(call: _Call) -> Iterator[nn.Module]:
 def _is_chain(call: _Call) -> bool:
     module, inner = call.module, call.inner
     if module._parameters or module._buffers or "forward" in module.__dict__:
-        return False  # it does something itself, or is patched to
+        return False  # it computes something itself, or is patched to do so
     called = [each.module for each in inner]
     if not inner or set(called) != set(module.children()):
         return False
     if any(True for each in _repeated(called) for _ in each.buffers()):
-        return False  # what it counts, it could not count at two places
+        return False  # a repeated child may be at two members, which cannot share its statistics
     if len(call.args) != 1 or call.kwargs:
         return False
     given = call.args[0]
@@ -95,7 +191,7 @@ def _repeated(called: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def _watched(model: nn.Module, root: _Call) -> Iterator[None]:
-    """Note every call below `root` while this lasts."""
+    """Record every call below `root` while inside."""
     under_way = [root]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,26 +213,83 @@ def _watched(model: nn.Module, root: _Call) -> Iterator[None]:
             handle.remove()
 
 
-# --- cost ---
-# What each layer costs: forward and backward, measured on real samples.
+@dataclass(slots=True)
+class _Call:
+    """A call of a module, and the calls that it made in turn."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    inner: list[_Call] = field(default_factory=list)
+
+
+# A task's `forward` in a pipeline
+#
+# No member has the complete model, so `forward` cannot call it. It may choose and prepare the
+# model's one input, and has to return what the model gave: a pipeline can follow no more than that.
+
+
+Forward = Callable[[nn.Module, Batch], Any]
+
+
+def entrance(forward: Forward, batch: Batch) -> Any:
+    """Return the input of the first layer: what `forward` gives to the model."""
+    if forward is call_model:
+        return batch["x"]
+    stand = _Stand()
+    try:
+        answer = forward(stand, batch)
+    except (AttributeError, TypeError) as error:
+        raise _refused(f"it fails where the model is not at hand ({error})") from error
+    if len(stand.given) != 1 or len(stand.given[0]) != 1:
+        times = ", ".join(f"with {len(given)} values" for given in stand.given) or "never"
+        raise _refused(f"it calls the model {times}")
+    if answer is not stand.answer:
+        raise _refused("it changes what the model gives")
+    return stand.given[0][0]
+
+
+class _Stand(nn.Module):
+    """A stand-in for the model that records its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Any, ...]] = []
+        self.answer = object()
+
+    def forward(self, *given: Any) -> Any:
+        self.given.append(given)
+        return self.answer
+
+
+def _refused(why: str) -> TaskError:
+    return TaskError(
+        f"strategy 'pipeline' needs a task.forward that calls the model once, with one value, and "
+        f"returns what it gives: {why}"
+    )
+
+
+# The cost of each layer: forward and backward, measured on real samples
+
 
 REPEATS = 3
 BYTES_PER_SECOND = 1e9
-"""What passes between two members: gloo on one host. Decides between cuts of like time only."""
+"""Speed between two members, for gloo on one host. It only decides between cuts of similar time."""
 
 
 class Cost(NamedTuple):
-    """Of one layer."""
+    """The cost of one layer."""
 
     seconds: float
     passing: float
-    """Seconds that its output and the gradient of it are on their way, if cut behind it."""
+    """Seconds to send its output and the output's gradient, if the model is cut behind it."""
 
 
 def measure(
     layers: Sequence[nn.Module], x: Any, autocast: Callable[[], AbstractContextManager[object]]
 ) -> list[Cost]:
-    """Each layer on what the one before it gave; the fastest of a few times."""
+    """Time each layer on the output of the one before it; keep the fastest of a few times."""
     costs: list[Cost] = []
     for layer in layers:
         y, seconds = _timed(layer, x, autocast)
@@ -177,7 +330,7 @@ def _passing(y: Any) -> float:
 
 @contextmanager
 def traceless(model: nn.Module) -> Iterator[None]:
-    """Whatever is tried in here leaves buffers, gradients and random numbers as they were."""
+    """Restore buffers, gradients and random states after the code inside."""
     buffers = list(model.buffers())
     kept = [buffer.clone() for buffer in buffers]
     python, array = random.getstate(), np.random.get_state()
@@ -193,121 +346,16 @@ def traceless(model: nn.Module) -> Iterator[None]:
         model.zero_grad(set_to_none=True)
 
 
-# --- decide ---
-# Which layers make which stage: decided by member 0, told to all.
+# Where a chain of layers is cut into stages
 
-INTERLEAVED = 2
-"""Stages of each member where they are interleaved."""
-
-Autocast = Callable[[], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The layers by name, and which of them each stage begins with."""
-
-    layers: tuple[str, ...]
-    starts: tuple[int, ...]
-
-    @property
-    def stages(self) -> list[tuple[str, ...]]:
-        ends = [*self.starts[1:], len(self.layers)]
-        return [self.layers[start:end] for start, end in zip(self.starts, ends, strict=True)]
-
-
-def decide(
-    model: nn.Module,
-    task: Task,
-    section: PipelineSection,
-    members: int,
-    world: Collective,
-    autocast: Autocast,
-    samples: int,
-) -> Cut:
-    """Collective. What is wrong is found by member 0, and raised there.
-
-    Layers are timed with as many samples as a micro-batch has: some take longer for each sample,
-    some (a large table's gradient) whatever their number.
-    """
-    stages = stage_count(section, members)
-    if world.index == 0:
-        batch = first_samples(task, samples, next(model.parameters()).device)
-        return _told(model, world, _chosen(model, task, section, stages, autocast, batch))
-    return _told(model, world, None)
-
-
-def stage_count(section: PipelineSection, members: int) -> int:
-    """A split that is given says how many; it has to fit the members and the schedule."""
-    interleaved = section.schedule == "interleaved_1f1b"
-    if not section.split:
-        return members * (INTERLEAVED if interleaved else 1)
-    stages = len(section.split) + 1
-    fits = stages % members == 0 if interleaved else stages == members
-    if not fits:
-        rule = f"a multiple of {members} stages" if interleaved else f"{members} stages"
-        raise ConfigError(
-            f"pipeline.split names {len(section.split)} layers, which makes {stages} stages; "
-            f"schedule {section.schedule!r} with {members} members needs {rule}",
-            ("pipeline", "split"),
-        )
-    return stages
-
-
-def _chosen(
-    model: nn.Module,
-    task: Task,
-    section: PipelineSection,
-    stages: int,
-    autocast: Autocast,
-    batch: Batch,
-) -> Cut:
-    with traceless(model):
-        layers = find_layers(model, lambda whole: task.forward(whole, batch))
-        x = entrance(task.forward, batch)
-        if len(layers) < stages:
-            raise ConfigError(
-                f"{stages} stages are more than the {len(layers)} layers of "
-                f"{type(model).__name__} ({', '.join(layers)})",
-                ("mesh", "pipeline"),
-            )
-        if section.split:
-            return Cut(tuple(layers), tuple(by_names(layers, section.split)))
-        costs = measure([model.get_submodule(name) for name in layers], x, autocast)
-        return Cut(tuple(layers), tuple(balanced(costs, stages)))
-
-
-def first_samples(task: Task, count: int, device: torch.device) -> Batch:
-    if task.train is None or not len(task.train):
-        raise TaskError("strategy 'pipeline' tries the model on training samples: there are none")
-    rows = torch.arange(min(count, len(task.train)))
-    batch: Batch = to_device(task.train.gather(rows), device)
-    return batch
-
-
-def _told(model: nn.Module, world: Collective, chosen: Cut | None) -> Cut:
-    """Layers travel as their numbers among all modules: everybody built the same model."""
-    names = [name for name, _ in model.named_modules()]
-    mine = [] if chosen is None else [len(chosen.layers), len(chosen.starts)]
-    layers, stages = map(int, world.sum(mine or [0, 0]))
-    numbers = torch.zeros(layers + stages, dtype=torch.int64)
-    if chosen is not None:
-        numbers[:layers] = torch.tensor([names.index(layer) for layer in chosen.layers])
-        numbers[layers:] = torch.tensor(chosen.starts)
-    world.broadcast_([numbers])
-    found = numbers.tolist()
-    return Cut(tuple(names[at] for at in found[:layers]), tuple(found[layers:]))
-
-
-# --- split ---
-# Where a chain of layers is cut into stages.
 
 _AT = ("pipeline", "split")
 
 
 def balanced(costs: Sequence[Cost], stages: int) -> list[int]:
-    """Where each stage begins, so that the slowest of them is as fast as can be.
+    """Return where each stage begins, so that the slowest stage is as fast as possible.
 
-    Among cuts that are as good, the one whose other stages are the most even.
+    Among equal cuts, choose the one whose other stages are the most even.
     """
     until = [0.0, *accumulate(cost.seconds for cost in costs)]
     count = len(costs)
@@ -345,7 +393,7 @@ def balanced(costs: Sequence[Cost], stages: int) -> list[int]:
 
 
 def by_names(layers: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Where each stage begins, as the user says. A chain's name means its first layer."""
+    """Return where each stage begins, as the user says. A chain's name means its first layer."""
     starts = [0]
     for name in wanted:
         found = [at for at, layer in enumerate(layers) if f"{layer}.".startswith(f"{name}.")]
@@ -361,50 +409,3 @@ def by_names(layers: Sequence[str], wanted: Sequence[str]) -> list[int]:
                 _AT,
             )
     return starts
-
-
-# --- entrance ---
-# What a task's `forward` gives to the model.
-#
-# In a pipeline nobody has the whole model, so `forward` cannot call it. It may choose and prepare
-# the model's one input, and has to give back what the model gave: that is all a pipeline can
-# follow.
-
-Forward = Callable[[nn.Module, Batch], Any]
-
-
-class _Stand(nn.Module):
-    """Stands in for the model, to see what it would be given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[tuple[Any, ...]] = []
-        self.answer = object()
-
-    def forward(self, *given: Any) -> Any:
-        self.given.append(given)
-        return self.answer
-
-
-def entrance(forward: Forward, batch: Batch) -> Any:
-    """The input of the first layer."""
-    if forward is call_model:
-        return batch["x"]
-    stand = _Stand()
-    try:
-        answer = forward(stand, batch)
-    except (AttributeError, TypeError) as error:
-        raise _refused(f"it fails where the model is not at hand ({error})") from error
-    if len(stand.given) != 1 or len(stand.given[0]) != 1:
-        times = ", ".join(f"with {len(given)} values" for given in stand.given) or "never"
-        raise _refused(f"it calls the model {times}")
-    if answer is not stand.answer:
-        raise _refused("it changes what the model gives")
-    return stand.given[0][0]
-
-
-def _refused(why: str) -> TaskError:
-    return TaskError(
-        f"strategy 'pipeline' needs a task.forward that calls the model once, with one value, and "
-        f"returns what it gives: {why}"
-    )

@@ -1,42 +1,41 @@
-"""Micro-batches through stages, point-to-point.
-
-Micro-batches through this member's stages, step by step as planned.
+"""Run micro-batches through this member's stages, step by step as planned.
 
     forward    x from the stage before ─▶ layers ─▶ y to the stage after, or to `end`
     backward   gradient of y from the stage after ─▶ layers ─▶ gradient of x to the stage before
 
-torch.distributed.pipelining fixes the shapes at the first step, wants micro-batches of one size and
+torch.distributed.pipelining fixes the shapes at the first step, needs micro-batches of one size and
 one tensor as target, and pickles shapes over the wire. Batches here end unevenly, texts differ in
-length, a loss reads whole batches: so the steps are taken by hand. Cutting backward in two is
-left to torch.
+length, and a loss reads complete batches, so this file takes the steps itself. It leaves only the
+division of backward in two to torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from echelon.core.errors import TaskError
-from echelon.core.interfaces import Metric
 from echelon.core.types import Batch
+from echelon.strategy.pipeline.line import Form, Line, one_tensor
 from echelon.strategy.pipeline.schedule import Step
-from echelon.strategy.pipeline.stage import Form, Line, Stage, one_tensor
-
-# --- runner ---
+from echelon.strategy.pipeline.stage import Stage
 
 AHEAD = 2
-"""Tensors to be ready for before they are needed: they arrive while this member computes."""
+"""Tensors to receive in advance: they arrive while this member computes."""
 _FORM, _OUTPUT, _GRADIENT = range(3)
-
 Enter = Callable[[Batch], Any]
 End = Callable[[Any, Batch], Tensor]
 
 
 class Runner:
-    """`names`: the last layer of every stage. `enter`, `end`: what the ends of the line do."""
+    """Takes this member's steps, and exchanges outputs and gradients with neighboring stages.
+
+    `names` are the last layers of all stages. In `run`, `enter` makes the input of the first stage
+    from a batch, and `end` the loss from the last stage's output.
+    """
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Runner:
             self._pass_on(at, micro, output)
 
     def _pass_on(self, at: int, micro: int, output: Tensor) -> None:
-        """To the stage after; in a form that it knows, or hears of first."""
+        """Send the output to the next stage, after its form if that stage does not know it yet."""
         key, to = (at, self._kinds[micro]), (at + 1) % self._members
         form = self._forms.get(key)
         if form is None:
@@ -119,7 +118,7 @@ class Runner:
         self._line.send(form.laid(output), to, self._tag(_OUTPUT, at, micro))
 
     def _back(self, at: int, micro: int, gradient: Tensor | None) -> None:
-        """To the stage before, if it can do anything with it."""
+        """Send the gradient to the previous stage, if its output is differentiable."""
         if at == 0:
             return
         form = self._forms[at - 1, self._kinds[micro]]
@@ -135,14 +134,14 @@ class Runner:
         return self._received(_GRADIENT, at, micro)
 
     def _awaited(self, step: Step) -> tuple[int, int, int] | None:
-        """The message that a step begins with: what, between which stages, of which micro-batch."""
+        """Return the message that a step needs: what, after which stage, of which micro-batch."""
         kind, at, micro = step
         if kind == "forward":
             return (_OUTPUT, at - 1, micro) if at > 0 else None
         return (_GRADIENT, at, micro) if kind != "weights" and at < self._last else None
 
     def _prepare(self, messages: Sequence[tuple[int, int, int]]) -> None:
-        """Make room for what comes next, as far as its form is known."""
+        """Begin to receive the next messages, as far as their forms are known."""
         for message in messages:
             what, at, micro = message
             form = self._forms.get((at, self._kinds[micro]))
@@ -171,7 +170,7 @@ class Runner:
 
 
 def _kind(batch: Batch, learning: bool) -> Hashable:
-    """What the shapes between the stages depend on; all stages see the same batch."""
+    """Return what the shapes between stages depend on; all stages see the same batch."""
     return (
         learning,
         *(
@@ -187,24 +186,3 @@ def _kind(batch: Batch, learning: bool) -> Hashable:
 def _rows(batch: Batch) -> int:
     column = next(iter(batch.values()))
     return len(column) if isinstance(column, Tensor) else len(column.offsets) - 1
-
-
-# --- seen ---
-# What the last stage saw of the samples it is not to learn from.
-
-
-class Seen:
-    """Sums of loss, weight and metrics; none of them where no last stage is."""
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self._metrics = metrics
-        self.loss_sum = torch.zeros((), dtype=torch.float64)
-        self.weight = 0.0
-        self.totals: dict[str, Tensor] = {}
-
-    def add(self, loss_sum: Tensor, weight: float, output: Any, batch: Batch) -> None:
-        self.loss_sum += loss_sum.to("cpu", torch.float64).view(())
-        self.weight += weight
-        for name, metric in self._metrics.items():
-            part = metric.measure(output, batch)
-            self.totals[name] = self.totals[name] + part if name in self.totals else part

@@ -1,6 +1,4 @@
-"""Pipeline strategy and its state.
-
-Every member has a stage, a few consecutive layers, and the batch goes through in pieces.
+"""The pipeline strategy: every member has a stage, and a batch goes through in micro-batches.
 
     replica 0   member 0: stage 0 ─▶ member 1: stage 1 ─▶ …       along the pipeline axis
     replica 1   member P: stage 0 ─▶ member P+1: stage 1 ─▶ …     other samples: the data axis
@@ -8,17 +6,18 @@ Every member has a stage, a few consecutive layers, and the batch goes through i
 All members of a replica are given the same batch; the first stage reads its input, the last one
 computes loss and metrics. Gradients are Σ grad / Σ weight over all micro-batches and replicas.
 
-Batch norm sees one micro-batch at a time, as in one process that accumulates as many. Replicas take
-theirs together, unless `sync.batch_norm` is local; the running figures are then those of replica 0.
+Batch norm sees one micro-batch at a time, as in one process that accumulates as many. Replicas
+share its statistics. If `sync.batch_norm` is local, the running statistics are those of replica 0.
+
+`partition.py` decides on the stages, `schedule.py` on the order of steps, and `runner.py` takes the
+steps. `Staged` builds this member's stages and its part of the optimizer; `Pipeline` computes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -28,8 +27,8 @@ from torch.optim import Optimizer
 
 from echelon.comm.group import Group
 from echelon.comm.interface import Collective
-from echelon.core.errors import ConfigError, TaskError, unknown
-from echelon.core.interfaces import Comm, Inspector, Task
+from echelon.core.errors import ConfigError, TaskError
+from echelon.core.interfaces import Comm, Inspector, Metric, Task
 from echelon.core.types import Batch, Shard, Stats
 from echelon.data.batch import emptied, size
 from echelon.optim import gradients
@@ -38,22 +37,30 @@ from echelon.strategy.base import NO_GRADIENT, Met, Synchronous, as_factory, as_
 from echelon.strategy.batch_norm import synchronise, unsynchronise
 from echelon.strategy.diagnose import explain_stage
 from echelon.strategy.model import trainable
+from echelon.strategy.pipeline.holders import (
+    Places,
+    SharedGradients,
+    all_norms,
+    by_dtype,
+    find_holders,
+    make_alike,
+    make_meta,
+)
+from echelon.strategy.pipeline.line import Line
 from echelon.strategy.pipeline.partition import decide, entrance, first_samples
-from echelon.strategy.pipeline.runner import End, Runner, Seen
+from echelon.strategy.pipeline.runner import End, Runner
 from echelon.strategy.pipeline.schedule import forward_plan, how_many, pieces, plan, usual
-from echelon.strategy.pipeline.stage import Draws, Line, Stage
-
-# --- staged ---
-# What a member of a pipeline holds: its stages, and the part of the optimizer that goes with them.
-#
-# Every member builds the whole model, so that all know its names and shapes, and lets go of what
-# others hold. Checkpoints are whole: put together on the way out, taken apart on the way in.
+from echelon.strategy.pipeline.stage import Draws, Stage
+from echelon.strategy.pipeline.state import Part, gather, options_of, without_elsewhere
 
 
 class Staged(Synchronous):
-    """Member `replica · places + place` of a mesh with the axes `data` and `pipeline`.
+    """The stages of a member, and the part of the optimizer that goes with them.
 
-    `model` is whole in its names and shapes; what other members hold is on the meta device.
+    The member is number `replica · places + place` in a mesh with the axes `data` and `pipeline`.
+    It builds the complete model, so that all members know its names and shapes, and then moves the
+    layers of others to the meta device. Checkpoints are complete: put together on saving, taken
+    apart on loading.
     """
 
     _comm: Group
@@ -80,13 +87,13 @@ class Staged(Synchronous):
         stages = [(0, self.model)] if self._places == 1 else self._cut()
         holders = find_holders(self.model, stages)
         elsewhere = {t for t, places in holders.items() if self._at not in places}
-        # Nothing may refer to what is elsewhere any more: that is what frees its memory.
+        # Drop every reference to tensors of other members, so that their memory is freed.
         self._holders = {t: places for t, places in holders.items() if t not in elsewhere}
         _forget(self._own_optimizer, elsewhere)
         make_meta(self.model, elsewhere)
 
     def _cut(self) -> list[tuple[int, nn.Module]]:
-        """Decide on the stages, and build this member's; returns (place, layer) pairs."""
+        """Decide on the stages and build this member's; return (place, layer) pairs of all."""
         _check_state(self.model)
         section, device = self._parallel.pipeline, self._numerics.device
         cut = decide(
@@ -143,14 +150,10 @@ class Staged(Synchronous):
         self._lockstep = together and synchronise(self.model, self._replicas)
 
     def _among(self, places: Places) -> Collective:
-        """The members at these places of every replica."""
+        """Return the group of the members at these places of every replica."""
         replicas = range(self.shard.count)
         members = [replica * self._places + place for replica in replicas for place in places]
         return self._comm.collective(members, device=self._numerics.device)
-
-    def let_go(self) -> None:
-        unsynchronise(self.model)
-        super().let_go()
 
     def _weights(self) -> dict[str, Tensor]:
         whole = self.model.state_dict()
@@ -158,21 +161,16 @@ class Staged(Synchronous):
         found = self._gathered(here)
         return {name: found[name][""] for name in whole if name in found}
 
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"for .*: copying from a non-meta parameter")
+            super()._load_weights(weights)
+
     def _optimizer_state(self) -> dict[str, Any]:
         mine = super()._optimizer_state()
         state = self._gathered(mine["state"])
         pairs = zip(mine["groups"], self._group_names, strict=True)
         return {"state": state, "groups": [group | {"names": names} for group, names in pairs]}
-
-    def _gathered(self, part: Part) -> Part:
-        if self._places == 1 or self._replica:
-            return part
-        return gather(self._line, self._at, self._places, part)
-
-    def _load_weights(self, weights: dict[str, Tensor]) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"for .*: copying from a non-meta parameter")
-            super()._load_weights(weights)
 
     def _load_optimizer_state(self, state: dict[str, Any]) -> None:
         super()._load_optimizer_state(
@@ -182,6 +180,15 @@ class Staged(Synchronous):
         for group, names in pairs:
             if not group["params"]:
                 group.update(options_of(state, names))
+
+    def _gathered(self, part: Part) -> Part:
+        if self._places == 1 or self._replica:
+            return part
+        return gather(self._line, self._at, self._places, part)
+
+    def let_go(self) -> None:
+        unsynchronise(self.model)
+        super().let_go()
 
 
 def _check_state(model: nn.Module) -> None:
@@ -199,18 +206,15 @@ def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 
 def _forget(optimizer: Optimizer, elsewhere: set[Tensor]) -> None:
-    """Leave to others what they hold; groups stay, so that all members have the same."""
+    """Remove parameters of other members; empty groups stay, so that all have the same groups."""
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if p not in elsewhere]
     for parameter in elsewhere & set(optimizer.state):
         del optimizer.state[parameter]
 
 
-# --- strategy ---
-
-
 class Pipeline(Staged):
-    """The members of the `pipeline` axis, and replicas of them along the `data` axis."""
+    """A pipeline of members along the `pipeline` axis, replicated along the `data` axis."""
 
     _empty: Batch | None = None
 
@@ -231,11 +235,8 @@ class Pipeline(Staged):
                 self._learn(part)
         return Stats(self._loss_sum, self._weight, {})
 
-    def total(self, stats: Stats) -> Stats:
-        return total(self._world, stats, list(self._metrics))
-
     def _cut_up(self, micro: Sequence[Batch], learning: bool) -> list[list[Batch]]:
-        """Each batch in micro-batches."""
+        """Cut each batch into micro-batches."""
         if learning and self._lockstep:
             return self._cut_alike(micro)
         sizes = [size(batch) for batch in micro]
@@ -243,7 +244,8 @@ class Pipeline(Staged):
         return [pieces(batch, self._how_many(samples)) for batch, samples in pairs]
 
     def _cut_alike(self, micro: Sequence[Batch]) -> list[list[Batch]]:
-        """As many pieces in every replica, if need be empty ones: batch norm sums over them all."""
+        """Cut each batch into the same number of pieces in every replica, if need be empty ones,
+        because synchronized batch norm sums over all replicas in every pass."""
         missing = self._numerics.micro - len(micro)
         padded = [*micro, *[self._nothing()] * missing] if missing > 0 else micro
         sizes = torch.tensor([size(batch) for batch in padded])
@@ -263,10 +265,6 @@ class Pipeline(Staged):
         schedule = self._parallel.pipeline.schedule
         steps = plan(schedule, self._places, self._stage_count, len(micro))[self._at]
         self._runner.run(steps, micro, self._enter, self._end, learning=True)
-
-    def _look(self, micro: Sequence[Batch], end: End) -> None:
-        steps = forward_plan(self._places, self._stage_count, len(micro))[self._at]
-        self._runner.run(steps, micro, self._enter, end, learning=False)
 
     def _enter(self, batch: Batch) -> Any:
         return entrance(self._forward, batch)
@@ -297,6 +295,13 @@ class Pipeline(Staged):
             self._look(part, end)
         return Stats(seen.loss_sum, seen.weight, seen.totals)
 
+    def _look(self, micro: Sequence[Batch], end: End) -> None:
+        steps = forward_plan(self._places, self._stage_count, len(micro))[self._at]
+        self._runner.run(steps, micro, self._enter, end, learning=False)
+
+    def total(self, stats: Stats) -> Stats:
+        return total(self._world, stats, list(self._metrics))
+
     def _meet(self) -> Met:
         for shared in self._shared:
             shared.sum()
@@ -322,25 +327,29 @@ class Pipeline(Staged):
             gradients.clip_value_(grads, clip.value)
 
     def _firsts(self) -> dict[str, nn.Parameter]:
-        """The parameters that are this member's to count, where several hold the same."""
+        """Return the parameters that this member counts: each is counted once, though several
+        members may hold it."""
         pairs = [] if self._replica else zip(self._names, self._parameters, strict=True)
         return {name: p for name, p in pairs if self._holders[p][0] == self._at}
 
     def _inspect(self, inspector: Inspector) -> None:
-        """Everybody's layers: whoever is told of them sits at member 0."""
+        """Inspect the layers of all members, by their norms. Member 0 reports them."""
         weights, grads = all_norms(self._world, self._all_names, self._firsts())
         inspector.inspect(self.version + 1, weights, grads)
 
     def _applied(self) -> None:
         factor = self._schedule.factor(self.version)
         for group in self._own_optimizer.param_groups:
-            if not group["params"]:  # nothing of it is here, and so nobody has set its rate
+            if not group["params"]:  # the stepper only sets the rate of groups with parameters
                 group["lr"] = group["initial_lr"] * factor
         if self._buffers and self._replicas.count > 1:
             self._replicas.broadcast_([held[name] for held, name in self._buffer_homes])
 
     def _explain(self) -> str:
-        """Each replica looks for itself, so without layers that wait for the others."""
+        """Return the explanation of the stage nearest to the cause.
+
+        Every replica investigates alone, so batch norm must not wait for the others.
+        """
         unsynchronise(self.model)
         words = explain_stage(self._world, self.model, self._again, self._micro, self._met_loss)
         if self._lockstep:
@@ -353,212 +362,18 @@ class Pipeline(Staged):
         return self._look(pieces(batch, self._how_many(size(batch))), lambda output, _: output)
 
 
-# --- holders ---
-# Who holds which parameter, and how those who hold the same one stay alike.
-#
-# A parameter lives where its stage is: at one place of the pipeline, in every replica along the
-# data axis. A tied one (a table that both the first and the last stage use) lives at several
-# places. Its gradient is the sum over all of them, and each makes the same step.
+class Seen:
+    """The sums of an evaluation: loss, weight and metrics; all zero without the last stage."""
 
-Places = tuple[int, ...]
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        self.weight = 0.0
+        self.totals: dict[str, Tensor] = {}
 
-
-def find_holders(model: nn.Module, stages: Iterable[tuple[int, nn.Module]]) -> dict[Tensor, Places]:
-    """The places of every parameter and buffer; `stages` gives (place, layer) pairs."""
-    found: dict[Tensor, set[int]] = {}
-    for place, layer in stages:
-        for tensor in chain(layer.parameters(), layer.buffers()):
-            found.setdefault(tensor, set()).add(place)
-    assert set(found) == set(chain(model.parameters(), model.buffers())), "a layer is in no stage"
-    return {tensor: tuple(sorted(places)) for tensor, places in found.items()}
-
-
-@torch.no_grad()
-def make_meta(model: nn.Module, elsewhere: Iterable[Tensor]) -> None:
-    """Let go of what others hold: shape and dtype stay, memory goes."""
-    empty = {tensor: tensor.to("meta") for tensor in elsewhere}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter in empty:
-                frozen = not parameter.requires_grad
-                held = empty[parameter]
-                if not isinstance(held, nn.Parameter):
-                    held = empty[parameter] = nn.Parameter(held, requires_grad=not frozen)
-                module._parameters[name] = held
-        for name, buffer in module._buffers.items():
-            if buffer in empty:
-                module._buffers[name] = empty[buffer]
-
-
-def make_alike(
-    named: Mapping[str, Tensor],
-    shared: Mapping[Places, Collective],
-    holders: Mapping[Tensor, Places],
-    skip: Sequence[str],
-) -> None:
-    """Copy what several members hold from the first of them, but for what `skip` names."""
-    for pattern in skip:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise ConfigError(
-                unknown("sync.skip_init: parameter", pattern, named), ("sync", "skip_init")
-            )
-    for places, collective in shared.items():
-        chosen = [
-            tensor.detach()
-            for name, tensor in named.items()
-            if holders.get(tensor) == places
-            and tensor.numel()
-            and not any(fnmatchcase(name, pattern) for pattern in skip)
-        ]
-        collective.broadcast_(chosen)
-
-
-class SharedGradients:
-    """Gradients that several members have, summed in one row of memory.
-
-    Behind them, in the same row, each member says which ones it has at all.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], collective: Collective) -> None:
-        self._parameters, self._collective = parameters, collective
-        size = sum(p.numel() for p in parameters)
-        first = parameters[0]
-        self._row = torch.zeros(size + len(parameters), dtype=first.dtype, device=first.device)
-        self._present = self._row[size:]
-        self._views: list[Tensor] = []
-        start = 0
-        for p in parameters:
-            self._views.append(self._row.as_strided(p.shape, p.stride(), start))
-            start += p.numel()
-
-    def sum(self) -> None:
-        """Leave the sum in every parameter's `grad`."""
-        grads = [p.grad for p in self._parameters]
-        self._row.zero_()
-        pairs = [(v, g) for v, g in zip(self._views, grads, strict=True) if g is not None]
-        if pairs:
-            torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
-        self._present.copy_(torch.tensor([float(grad is not None) for grad in grads]))
-        self._collective.sum_(self._row)
-        for p, view, count in zip(
-            self._parameters, self._views, self._present.tolist(), strict=True
-        ):
-            p.grad = view if count else None
-
-
-def by_dtype(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    found: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        found.setdefault(parameter.dtype, []).append(parameter)
-    return list(found.values())
-
-
-# --- whole ---
-# The whole model's state, put together at the first place of a pipeline.
-#
-# Messages are plain: first how many bytes follow, then JSON that says which tensors come, then
-# those.
-
-Part = dict[str, dict[str, Any]]
-"""Name → what belongs to it: tensors and plain values."""
-_TENSOR = "tensor"
-
-
-def gather(line: Line, place: int, places: int, part: Part) -> Part:
-    """All parts in one at place 0; the others get their own back."""
-    if place > 0:
-        _send(line, part)
-        return part
-    whole: Part = {}
-    for other in range(places - 1, 0, -1):
-        whole.update(_receive(line, other))
-    return whole | part
-
-
-def without_elsewhere(
-    saved: Mapping[str, Any], mine: set[str], everywhere: set[str]
-) -> dict[str, Any]:
-    """An optimizer's saved state, less what other members keep. What nobody knows stays in."""
-    if not _is_whole(saved):
-        return dict(saved)  # refused by who reads it
-    elsewhere = everywhere - mine
-    groups = [
-        {**group, "names": [name for name in group["names"] if name not in elsewhere]}
-        for group in saved["groups"]
-    ]
-    state = {name: held for name, held in saved["state"].items() if name not in elsewhere}
-    return {"state": state, "groups": groups}
-
-
-def _is_whole(saved: Mapping[str, Any]) -> bool:
-    return "state" in saved and all("names" in group for group in saved.get("groups", ()))
-
-
-def options_of(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The options that these parameters were saved with."""
-    for group in saved["groups"]:
-        if not set(names).isdisjoint(group["names"]):
-            return {key: value for key, value in group.items() if key != "names"}
-    return {}
-
-
-def _send(line: Line, part: Part) -> None:
-    tensors: list[Tensor] = []
-    said = {
-        name: {key: _described(value, tensors) for key, value in held.items()}
-        for name, held in part.items()
-    }
-    text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
-    line.send(torch.tensor([len(text)]), 0, 0)
-    line.send(text, 0, 0)
-    for tensor in tensors:
-        line.send(tensor.detach().cpu().contiguous(), 0, 0)
-    line.settle()
-
-
-def _described(value: Any, tensors: list[Tensor]) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    tensors.append(value)
-    return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape)]}
-
-
-def _receive(line: Line, place: int) -> Part:
-    size = line.receive(torch.zeros(1, dtype=torch.int64), place, 0)
-    text = line.receive(torch.empty(int(size), dtype=torch.uint8), place, 0)
-    said = json.loads(bytes(text.numpy()))
-    return {
-        name: {key: _understood(line, place, value) for key, value in held.items()}
-        for name, held in said.items()
-    }
-
-
-def _understood(line: Line, place: int, value: Any) -> Any:
-    if not isinstance(value, dict) or value.keys() != {_TENSOR}:
-        return value
-    dtype, shape = value[_TENSOR]
-    room = torch.empty(shape, dtype=getattr(torch, dtype))
-    return line.receive(room, place, 0)
-
-
-# --- norms ---
-# How large everybody's weights and gradients are.
-
-
-def all_norms(
-    world: Collective, names: Sequence[str], mine: Mapping[str, nn.Parameter]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and gradients of all members, each as one number: it has the norm of the whole.
-
-    `mine` are the parameters that are this member's to tell of; one without gradient is left out.
-    """
-    held = [(name, p.detach(), p.grad) for name, p in mine.items() if p.grad is not None]
-    sizes = gradients.layer_norms((name, weight) for name, weight, _ in held)
-    slopes = gradients.layer_norms((name, grad) for name, _, grad in held)
-    norms = torch.zeros(len(names), 3, dtype=torch.float64)
-    for at, name in enumerate(names):
-        if name in sizes:
-            norms[at] = torch.tensor([1.0, sizes[name], slopes[name]])
-    world.sum_(norms)
-    found = [(name, row) for name, row in zip(names, norms, strict=True) if row[0]]
-    return {name: row[1] for name, row in found}, {name: row[2] for name, row in found}
+    def add(self, loss_sum: Tensor, weight: float, output: Any, batch: Batch) -> None:
+        self.loss_sum += loss_sum.to("cpu", torch.float64).view(())
+        self.weight += weight
+        for name, metric in self._metrics.items():
+            part = metric.measure(output, batch)
+            self.totals[name] = self.totals[name] + part if name in self.totals else part

@@ -1,4 +1,4 @@
-"""Members hold a part each of what one process would hold whole."""
+"""Sharded data parallelism: each member holds a part of what all-reduce replicates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def by_level(
     inspector: Inspector | None = None,
     parallel: Parallel | None = None,
 ) -> Strategy:
-    """The strategy for `sharded.level`; the modules of the others are not imported."""
+    """Return the strategy for `sharded.level`. Import only its module: torch's FSDP is large."""
     parallel = parallel or Parallel()
     match parallel.sharded.level:
         case "optimizer":
@@ -26,7 +26,7 @@ def by_level(
 
             return GradientsLevel(numerics, schedule, inspector, parallel)
         case "parameters":
-            from echelon.strategy.sharded.strategy import ParametersLevel
+            from echelon.strategy.sharded.parameters import ParametersLevel
 
             return ParametersLevel(numerics, schedule, inspector, parallel)
 

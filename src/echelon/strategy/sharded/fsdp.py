@@ -1,14 +1,12 @@
-"""Torch fully_shard on our collectives.
+"""torch's `fully_shard` over a model: its repeated parts one by one, then the rest of it.
 
-torch's `fully_shard` over a model: its repeated parts one by one, then the rest of it.
-
-A part's parameters are whole only while it computes. Their gradients are summed, not averaged:
-what they are divided by is known later.
+A part's parameters are complete only while it computes. Gradients are summed, not averaged, because
+their divisor (the weight of all samples) is known later. On a CPU the members' own collective takes
+the place of torch's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,19 +32,17 @@ from echelon.data.loader import PositionDraws
 from echelon.strategy.model import blocks
 from echelon.strategy.optimizer_shards import Piece
 
-# --- fully ---
-
 UNIT = 8 << 20
-"""Bytes; a larger layer is gathered by itself, a smaller one with what is around it."""
+"""Bytes; a larger layer is gathered by itself, a smaller one together with its parent."""
 
 
 def shard(
     model: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh, group: Collective | None
 ) -> None:
-    """Lay the model out over the mesh: along its last axis divided, along any other repeated.
+    """Distribute the model over the mesh: divided along its last axis, replicated along any other.
 
-    `parts`: what is gathered at once, inner parts first; the rest of the model is another one.
-    `group`: what to gather and sum with along the last axis, in place of torch's own.
+    Each of `parts` is gathered at once, inner parts first; the rest of the model is another part.
+    `group`, if given, replaces torch's collective along the last axis.
     """
     parts = [*parts, model]
     _check_divisible(model, parts)
@@ -60,7 +56,7 @@ def shard(
 
 
 def _check_divisible(model: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Refuse what torch cannot divide, and would say so of in the middle of a step."""
+    """Refuse parameters that torch cannot divide: it would only fail in the middle of a step."""
     other = "or take sharded.level gradients"
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
@@ -83,10 +79,35 @@ def _check_divisible(model: nn.Module, parts: Sequence[nn.Module]) -> None:
         inside.update(own)
 
 
-def units(model: nn.Module) -> list[nn.Module]:
-    """What may be gathered at once, inner parts first: repeated parts, and large layers.
+def _shard_one(part: nn.Module, mesh: DeviceMesh) -> None:
+    part.register_forward_hook(_not_a_view)
+    sharded: FSDPModule = fully_shard(part, mesh=mesh)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
+    sharded.set_reduce_scatter_unused_params(True)
 
-    A parameter that is also used elsewhere has to be whole all the time, as part of the model.
+
+def _not_a_view(_part: nn.Module, _args: Any, output: Any) -> Any:
+    """Clone views in a part's output.
+
+    A view that is changed in place would lose torch's hook, which gathers weights for backward.
+    """
+    return tree_map_only(Tensor, lambda x: x.clone() if x._is_view() else x, output)
+
+
+def _exchange_by(group: Collective, number: int, name: str, part: nn.Module) -> None:
+    sharded = cast(FSDPModule, part)
+    sharded.set_custom_all_gather(cast(Any, AllGather(group, number, name)))
+    sharded.set_custom_reduce_scatter(cast(Any, ReduceScatter(group, number, name)))
+    # Prefetch only the part itself, which is gathered already: nothing would be won by more.
+    sharded.set_modules_to_backward_prefetch([sharded])
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """Return the parts that may be gathered at once, inner parts first: repeated parts and large
+    layers.
+
+    A parameter that is also used elsewhere stays with the model, which is complete all the time.
     """
     uses = Counter(parameter for _, parameter in _all_parameters(model))
     chosen = _parts(model, {block for block in blocks(model) if block is not model})
@@ -102,7 +123,7 @@ def _parts(module: nn.Module, repeated: set[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _all_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """A tied one as often as it is used."""
+    """Return all parameters, a tied one as often as it is used."""
     return module.named_parameters(remove_duplicate=False)
 
 
@@ -112,25 +133,36 @@ def _is_apart(unit: nn.Module, uses: Counter[nn.Parameter]) -> bool:
 
 
 def _is_callable(unit: nn.Module) -> bool:
-    """Lists of modules have no forward to gather before."""
+    """Return whether a unit has a forward method, before which its weights can be gathered."""
     return not isinstance(unit, nn.ModuleList | nn.ModuleDict)
 
 
 def pieces(named: Sequence[tuple[str, nn.Parameter]], group: Collective) -> list[Piece]:
-    """The rows of each parameter that lie here."""
+    """Return this member's rows of each parameter."""
     return [_piece(name, parameter, group) for name, parameter in named]
 
 
+def _piece(name: str, parameter: nn.Parameter, group: Collective) -> Piece:
+    rows, row = parameter.shape[0] if parameter.ndim else 1, math.prod(parameter.shape[1:])
+    each = -(-rows // group.count)
+    edges = [min(each * at, rows) * row for at in range(group.count + 1)]
+    ranges = tuple(pairwise(edges))
+    here = local(parameter)
+    start, stop = ranges[group.index]
+    assert here.numel() == stop - start, f"{name!r}: {here.numel()} values in {start}:{stop}"
+    return Piece(name, parameter.shape, parameter.stride(), ranges, here)
+
+
 def local(tensor: Tensor) -> Tensor:
-    """The part of it that lies here."""
+    """Return the local part of a tensor, which may be a DTensor."""
     held: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return held.detach()
 
 
 def watch(model: nn.Module, seen: Callable[[str], None]) -> None:
-    """Have `seen` called with a parameter's name whenever backward found a gradient for it.
+    """Call `seen` with a parameter's name whenever backward computes a gradient for it.
 
-    The whole parameters are made at a part's first forward, and are the same ones ever after.
+    torch creates the complete parameters at a part's first forward pass and keeps them.
     """
     known: set[nn.Parameter] = set()
 
@@ -146,46 +178,14 @@ def watch(model: nn.Module, seen: Callable[[str], None]) -> None:
             cast(nn.Module, module).register_forward_pre_hook(partial(look, prefix))
 
 
-def _shard_one(part: nn.Module, mesh: DeviceMesh) -> None:
-    part.register_forward_hook(_not_a_view)
-    sharded: FSDPModule = fully_shard(part, mesh=mesh)
-    sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(True)
-    sharded.set_reduce_scatter_unused_params(True)
-
-
-def _exchange_by(group: Collective, number: int, name: str, part: nn.Module) -> None:
-    sharded = cast(FSDPModule, part)
-    sharded.set_custom_all_gather(cast(Any, AllGather(group, number, name)))
-    sharded.set_custom_reduce_scatter(cast(Any, ReduceScatter(group, number, name)))
-    # Nothing is gathered ahead (but what is there already): nothing would be won by it.
-    sharded.set_modules_to_backward_prefetch([sharded])
-
-
-def _not_a_view(_part: nn.Module, _args: Any, output: Any) -> Any:
-    """A view that is changed in place would lose torch's hook, and its weights for backward."""
-    return tree_map_only(Tensor, lambda x: x.clone() if x._is_view() else x, output)
-
-
-def _piece(name: str, parameter: nn.Parameter, group: Collective) -> Piece:
-    rows, row = parameter.shape[0] if parameter.ndim else 1, math.prod(parameter.shape[1:])
-    each = -(-rows // group.count)
-    edges = [min(each * at, rows) * row for at in range(group.count + 1)]
-    ranges = tuple(pairwise(edges))
-    here = local(parameter)
-    start, stop = ranges[group.index]
-    assert here.numel() == stop - start, f"{name!r}: {here.numel()} values in {start}:{stop}"
-    return Piece(name, parameter.shape, parameter.stride(), ranges, here)
-
-
-# --- exchange ---
-# What torch's `fully_shard` gathers and sums with on a CPU: the members' own collective.
+# Exchange: the members' own collective in place of torch's
 #
-# Between processes of one host that is memory they share, several times as fast as gloo.
+# On a CPU, `fully_shard` gathers and sums with it. Between processes of one host it is memory that
+# they share, several times as fast as gloo.
 
 
 class Exchange:
-    """The part of both that torch asks for. `number` says for which layer."""
+    """What torch requires of both collectives. `number` identifies the layer."""
 
     def __init__(self, group: Collective, number: int, name: str) -> None:
         self._group, self._number, self._name = group, number, name
@@ -194,9 +194,9 @@ class Exchange:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _meet(self, number: int) -> None:
-        """Layers are often alike: nothing else would tell that weights of two were mixed.
+        """Check that all members are in the same layer: equal shapes would be mixed silently.
 
-        Only if all say the same number are Σ n = count · n and Σ n² = count · n².
+        Only if all have the same number n are Σ n = count · n and Σ n² = count · n².
         """
         count = self._group.count
         if self._group.sum([number, number * number]) != [count * number, count * number * number]:
@@ -207,7 +207,7 @@ class Exchange:
 
 
 class AllGather(Exchange):
-    """Everybody's part in everybody's output."""
+    """Gather every member's part into the output of all members."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_options: Any) -> None:
         self._meet(2 * self._number + 1)
@@ -218,28 +218,28 @@ class AllGather(Exchange):
 
 
 class ReduceScatter(Exchange):
-    """Sums; torch was told to ask for nothing else."""
+    """Sum over all members and keep this member's part. torch is set to ask for sums only."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_options: Any) -> None:
         self._meet(2 * self._number + 2)
         self._group.sum_(input_tensor)
         output_tensor.copy_(input_tensor.chunk(self._group.count)[self._group.index])
-        # torch holds on to it, unread, until the next layer's gradients are there.
+        # torch keeps the input, unread, until the next layer's gradients are there: free it now.
         input_tensor.untyped_storage().resize_(0)
 
 
-# --- uses ---
-# Which layers' weights a model uses outside of the layers that hold them.
+# Layers whose weights are used outside of them
 #
-# A layer that is gathered by itself has whole weights only while it is called. Some are read from
-# elsewhere: a table of places that is added, an output layer that attention multiplies with
-# itself.
+# A layer that is gathered by itself has complete weights only while it is called. Some weights are
+# read from elsewhere: a table of positions that is added, an output layer that attention multiplies
+# with itself.
+
 
 _SAMPLES = 2
 
 
 def first_samples(task: Task, device: torch.device) -> Batch | None:
-    """As the model will get them; None if the task's samples are not at hand."""
+    """Return a few samples as the model gets them, or None if the task has no training samples."""
     if task.train is None:
         return None
     rows = torch.arange(min(_SAMPLES, len(task.train)))
@@ -252,9 +252,9 @@ def first_samples(task: Task, device: torch.device) -> Batch | None:
 def used_outside(
     model: nn.Module, parts: Sequence[nn.Module], go: Callable[[], Any]
 ) -> set[nn.Module]:
-    """Those of `parts` of which a weight is used while they are not being called."""
+    """Return those of `parts` that have a weight which is used while they are not being called."""
     training, watch = model.training, _Watch(parts)
-    model.eval()  # running statistics stay; and evaluation has shorter ways that read more weights
+    model.eval()  # keeps running statistics, and takes fast paths that read more weights directly
     try:
         with torch.random.fork_rng(), torch.no_grad(), watch.called(), watch:
             go()
@@ -264,7 +264,7 @@ def used_outside(
 
 
 class _Watch(TorchFunctionMode):
-    """Looks at what the functions of torch are given."""
+    """Looks for parameters among the arguments of torch's functions."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class _Watch(TorchFunctionMode):
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Know which parts are under way."""
+        """Keep track of which parts are being called."""
         handles = [part.register_forward_pre_hook(self._enter) for part in self._parts]
         handles += [part.register_forward_hook(self._leave) for part in self._parts]
         try:
@@ -301,28 +301,9 @@ class _Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") != "__get__":  # a shape or a dtype can be asked any time
+        if getattr(func, "__name__", "") != "__get__":  # reading a shape or a dtype is no use
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, nn.Parameter):
                     idle = [part for part in self._holders.get(leaf, ()) if not self._active[part]]
                     self.found.update(idle)
         return func(*args, **kwargs)
-
-
-# --- freeing ---
-# What is freed goes back to the system.
-
-LARGE = 1 << 20
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
-
-
-def give_back_large() -> None:
-    """Have every buffer of a megabyte or more returned to the system as soon as it is freed.
-
-    glibc takes a buffer of up to 32 MB from its heap once one of that size was freed, and between
-    buffers that live on, whole layers' worth of memory stays unusable: measured, members held three
-    times what they needed. Other C libraries have no such setting, and no such habit.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_MMAP_THRESHOLD, LARGE)

@@ -1,12 +1,13 @@
-"""Flat shards, reduce-scatter.
+"""Complete weights in flat slabs; each member owns a slice of every slab.
 
-Whole weights everywhere, in flat slabs; each member owns a slice of every slab.
+    slab   [ 0 0 0 0 | 1 1 1 1 | 2 2 2 2 | 3 3 3 3 ]   parameters in a row, and their owners
 
-slab   [ 0 0 0 0 | 1 1 1 1 | 2 2 2 2 | 3 3 3 3 ]   parameters one behind the other, and whose
+`Slabs` holds the weights, `Reduction` sums gradients slab by slab and keeps this member's slices.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 
@@ -19,14 +20,12 @@ from echelon.core.errors import TaskError
 from echelon.strategy.all_reduce import came_twice
 from echelon.strategy.optimizer_shards import Piece, in_row
 
-# --- slabs ---
-
 SLAB = 8 << 20
-"""Bytes; a larger parameter has a slab of its own."""
+"""Bytes of a slab; a larger parameter has one of its own."""
 
 
 class Slabs:
-    """The weights of these parameters, and who of `count` members owns which part of them."""
+    """The weights of `parameters` in slabs, and which of `count` members owns which slices."""
 
     def __init__(
         self, names: Sequence[str], parameters: Sequence[nn.Parameter], index: int, count: int
@@ -41,18 +40,18 @@ class Slabs:
                 self.pieces[at] = self._piece(names[at], parameters[at], offset, cuts)
 
     def mine(self, number: int) -> slice:
-        """This member's part of a slab."""
+        """Return this member's slice of a slab."""
         return self.slices[number][self.index]
 
     def share(self, group: Collective) -> None:
-        """Everybody's slices to everybody."""
+        """Broadcast every member's slices to all members of the group."""
         for source in range(self.count):
             found = [flat[cut[source]] for flat, cut in zip(self.flats, self.slices, strict=True)]
             group.broadcast_([part for part in found if part.numel()], source)
 
     @torch.no_grad()
     def let_go(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Each parameter in memory of its own again, as the user's model came."""
+        """Give each parameter memory of its own again, as in the user's model."""
         for parameter in parameters:
             parameter.data = parameter.data.clone()
 
@@ -73,7 +72,7 @@ def _within(edge: int, size: int) -> int:
 
 @torch.no_grad()
 def _moved(bucket: Bucket, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Slab by slab: no more than one of them is there twice."""
+    """Move a slab's parameters into flat memory. Only one slab at a time exists twice."""
     held = [parameters[at] for at in bucket.parameters]
     flat = torch.empty(bucket.size, dtype=bucket.dtype, device=held[0].device)
     order = range(len(held))
@@ -84,18 +83,16 @@ def _moved(bucket: Bucket, parameters: Sequence[nn.Parameter]) -> Tensor:
     return flat
 
 
-# --- reduction ---
-# Gradients on their way to their owners, slab by slab while backward goes on.
+# Gradients on their way to their owners, slab by slab while backward goes on
 #
-#     backward ─▶ slab is full ─▶ summed over all members ─▶ owner keeps its slice, the rest is
-# freed
+#     backward ─▶ slab is full ─▶ sum over all members ─▶ owner keeps its slice, the rest is freed
 #
-# Slabs go in the same order on all members, whatever the order in which they get full, for all
+# Slabs go in the same order on all members, whatever the order in which they get full, because all
 # take part in every sum. No member ever holds more than a few of them.
 
 
 class Reduction:
-    """Adds up, over the backward passes of an update, what this member owns of the gradients."""
+    """Adds up this member's slices of the gradients over the backward passes of an update."""
 
     def __init__(
         self, everybody: Collective, parameters: Sequence[nn.Parameter], slabs: Slabs
@@ -120,14 +117,14 @@ class Reduction:
         ]
 
     def flush(self) -> None:
-        """Backward is over: whatever has no gradient here counts as zero."""
+        """Reduce the remaining slabs after backward; missing gradients count as zero."""
         while self._next < len(self._lacking):
             self._reduce()
         self._fresh = False
         self._rewind()
 
     def clear(self) -> None:
-        """The next update begins."""
+        """Begin the next update."""
         self._fresh = True
         self.seen = bytearray(len(self.seen))
 
@@ -156,7 +153,7 @@ class Reduction:
             self.owned[number].add_(mine)
 
     def _gathered(self, number: int) -> Tensor:
-        """A slab's gradients one behind the other; they are not kept elsewhere."""
+        """Return a slab's gradients in one row, and drop the parameters' own gradients."""
         bucket = self._slabs.buckets[number]
         held = [self._parameters[at] for at in bucket.parameters]
         found = [parameter.grad for parameter in held]
@@ -173,7 +170,7 @@ class Reduction:
         return flat
 
     def _parts(self) -> list[Tensor]:
-        """Per parameter, the gradient of this member's piece of it."""
+        """Return for each parameter the gradient of this member's piece, as views of `owned`."""
         found: dict[int, Tensor] = {}
         slabs = self._slabs
         for number, bucket in enumerate(slabs.buckets):
@@ -183,3 +180,23 @@ class Reduction:
                 inside = offset + start - first if start < stop else 0
                 found[at] = self.owned[number][inside : inside + stop - start]
         return [found[at] for at in range(len(self._parameters))]
+
+
+# Memory that is freed goes back to the system
+
+
+LARGE = 1 << 20
+"""Bytes."""
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
+
+
+def give_back_large() -> None:
+    """Return every buffer of a megabyte or more to the system as soon as it is freed.
+
+    glibc takes a buffer of up to 32 MB from its heap once one of that size was freed, and between
+    buffers that live on, memory for complete layers stays unusable: measured, members held three
+    times what they needed. Other C libraries have neither this setting nor this habit.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, LARGE)

@@ -1,4 +1,4 @@
-"""What a resumed run must not change is named setting by setting."""
+"""An error names the setting that a resumed run must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal of a run without a coordinator."""
+"""The first member writes the journal of a run that has no coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from echelon.core.types import Lease
 from echelon.data.journal import JOURNAL, entries
 from echelon.data.ledger import Ledger
 from echelon.data.proof import Account, account, replay
-from echelon.loop import journal as clerks
+from echelon.loop import journal
 from echelon.loop.journal import Clerk
 
 ABOUT: dict[str, Any] = {"run": "digits-0001", "samples": 100, "batch_size": 10, "seed": 0}
@@ -67,7 +67,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 def test_a_line_is_written_now_and_then_and_when_it_has_to_be(
     tmp_path: Path, clerk: Clerk, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clerks, "EVERY", 3600.0)
+    monkeypatch.setattr(journal, "EVERY", 3600.0)
     clerk.begun(ABOUT, members=2, parts=2)
     clerk.tick()
     version = steps(ledger, 0, 3)
@@ -178,6 +178,6 @@ def test_a_journal_that_cannot_be_read_is_put_aside(
     version = steps(ledger, 0, 4)
     ledger.drain()
     clerk.resumed(ABOUT, version, [], **ONE)
-    assert (tmp_path / clerks.DAMAGED).read_text() == "nonsense\n"
+    assert (tmp_path / journal.DAMAGED).read_text() == "nonsense\n"
     assert "line 1: is damaged: not JSON; it is kept as journal.damaged.jsonl" in told[0]
     assert proof(tmp_path).taken_over == 4

@@ -1,4 +1,4 @@
-"""Leases that come from elsewhere: held, used, given back, and reported by the first member."""
+"""Leases from the coordinator: held, used, given back, and reported by the first member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss means to a member: meet again, or give up."""
+"""A lost member: form a new generation where the group is elastic, otherwise fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members go on from where their servers are."""
+"""After a membership change, members continue from the version of the servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_record_is_never_ahead_of_the_servers(
     monkeypatch: pytest.MonkeyPatch, version: int, behind: int, recorded: int, done: list[str]
 ) -> None:
     found: list[str] = []
-    monkeypatch.setattr(recovery, "_go_back", lambda *_: found.append("went back"))
+    monkeypatch.setattr(recovery, "_restore_servers", lambda *_: found.append("went back"))
     comm = SimpleNamespace(rolled_back=lambda at, _why: found.append(f"rolled back to {at}"))
     fellows = SimpleNamespace(sum=lambda mine: mine + behind, led=lambda at, _: [at, 2])
     run: Any = SimpleNamespace(strategy=Servers(), comm=comm, fellows=fellows, met_at=4)
@@ -55,7 +55,7 @@ def test_updates_whose_samples_nobody_knows_are_taken_back(
     monkeypatch: pytest.MonkeyPatch, version: int, back: bool
 ) -> None:
     went: list[str] = []
-    monkeypatch.setattr(recovery, "_go_back", lambda _, why: went.append(why))
+    monkeypatch.setattr(recovery, "_restore_servers", lambda _, why: went.append(why))
     run: Any = SimpleNamespace(strategy=Together(), version=version)
     run.fellows = SimpleNamespace(sum=lambda mine: mine)
     run.ledger = SimpleNamespace(take_in=lambda *_: None)

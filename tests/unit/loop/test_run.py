@@ -1,21 +1,17 @@
+"""What a run measures and when it ends: meter, limits, early stopping."""
+
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 
-from echelon.core.config import HealthSection, job_from
+from echelon.core.config import job_from
 from echelon.core.errors import PeerError
-from echelon.core.types import Lease, Update
-from echelon.loop.build import LayerHealth
-from echelon.loop.driver import on_interrupt
+from echelon.core.types import Update
 from echelon.loop.run import Evaluation, Limits, Meter, Run
-from echelon.loop.train import told_ahead
 from echelon.optim import EarlyStop
 
 
@@ -61,65 +57,6 @@ def test_limits() -> None:
     assert not limits.late(59.0)
     assert limits.late(60.0)
     assert not Limits.of(job_from({"epochs": 9})).late(1e9)
-
-
-def test_a_vanishing_and_an_exploding_layer_are_named_once() -> None:
-    said: list[str] = []
-    health = LayerHealth(
-        HealthSection(every=10, vanishing=1e-6, exploding=100.0),
-        lambda _step, message: said.append(message),
-    )
-    assert health.due(20)
-    assert not health.due(21)
-    weights = {name: torch.ones(4) for name in ("a", "b", "c")}
-    grads = {"a": torch.ones(4), "b": torch.full((4,), 1e-9), "c": torch.full((4,), 1e4)}
-    health.inspect(10, weights, grads)
-    assert [line.split(":")[0] for line in said] == [
-        "layer 'b' is vanishing",
-        "layer 'c' is exploding",
-    ]
-    health.inspect(20, weights, grads)
-    assert len(said) == 2, "told once"
-    health.inspect(30, weights, dict.fromkeys(grads, torch.ones(4)))
-    health.inspect(40, weights, grads)
-    assert len(said) == 4, "told again after it had recovered"
-
-
-def test_signals_are_left_alone_outside_the_main_thread() -> None:
-    before, done = signal.getsignal(signal.SIGINT), []
-
-    def work() -> None:
-        with on_interrupt(lambda _name: None):
-            done.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == [before]
-
-
-class _Foreseeing:
-    """A strategy that hears of batches to come."""
-
-    remote = True
-
-    def __init__(self, *, foresees: bool) -> None:
-        self.foresees = foresees
-        self.heard: list[object] = []
-
-    def expect(self, micro: object) -> None:
-        self.heard.append(micro)
-
-
-@pytest.mark.parametrize("foresees", [True, False])
-def test_the_next_batch_is_told_before_one_is_handed_out(foresees: bool) -> None:
-    strategy = _Foreseeing(foresees=foresees)
-    batches: list[Any] = [(Lease(0, at, at + 1), [at]) for at in range(3)]
-    seen = []
-    for lease, micro in told_ahead(cast(Any, strategy), iter(batches)):
-        seen.append((lease, micro))
-        assert strategy.heard == ([[1], [2], ()][: len(seen)] if foresees else [])
-    assert seen == batches
 
 
 def test_early_stopping_hears_of_an_evaluation_once_though_another_member_is_lost() -> None:

@@ -1,4 +1,4 @@
-"""A journal that says nothing proves nothing."""
+"""The audit refuses a journal without a beginning."""
 
 from __future__ import annotations
 

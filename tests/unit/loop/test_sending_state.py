@@ -1,4 +1,4 @@
-"""A cut that goes from one member to others arrives as it was sent."""
+"""A state that one member sends to others arrives unchanged."""
 
 from __future__ import annotations
 
