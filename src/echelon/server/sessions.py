@@ -35,8 +35,9 @@ from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease
 from echelon.optim.tables import Rows
 from echelon.server.dispatch import Desk
+from echelon.server.seats import PinnedSeat, Seat, WireSeat
 from echelon.server.service import ShardService
-from echelon.server.shard import PinnedSeat, Seat, Shard, WireSeat
+from echelon.server.shard import Shard
 
 
 class Conversation:

@@ -19,7 +19,8 @@ from echelon.core.types import Lease
 from echelon.server.decisions import Entry, Staged
 from echelon.server.dispatch import Desk
 from echelon.server.peers import Twin
-from echelon.server.shard import Seat, ServerSettings, Shard
+from echelon.server.seats import Seat
+from echelon.server.shard import ServerSettings, Shard
 from tests.unit.server.model import Job
 
 KEY = secrets.token_bytes(32)

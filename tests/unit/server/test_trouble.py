@@ -15,7 +15,7 @@ from echelon.comm.channel import Connection
 from echelon.comm.ps.client import Servers
 from echelon.comm.ps.link import LostShard
 from echelon.core.errors import PeerError
-from echelon.server.shard import PinnedSeat
+from echelon.server.seats import PinnedSeat
 from echelon.server.weights import Done
 from tests.unit.server.fleet import fleet
 from tests.unit.server.model import SHAPES, Alone, Job, close
