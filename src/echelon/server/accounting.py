@@ -39,7 +39,6 @@ by so many one that is out has to be better. All are measured hundreds of times:
 it does, and one that is let in so does harm until it is out again."""
 NOTHING = 0.05
 """A median below this tells nothing."""
-
 Policy = Literal["reject", "weigh"]
 
 

@@ -27,7 +27,6 @@ from echelon.server.sessions import Conversation, PeerTalk
 from echelon.server.shard import ServerSettings
 
 __all__ = ["ServerSettings", "serve"]
-
 _ACCEPT = 0.5
 """Seconds between two checks of a listener whether the process has to end."""
 

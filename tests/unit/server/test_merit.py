@@ -93,7 +93,9 @@ class Crew:
         for decision in self.gate.push(0.0, member, Push(self._at, head)):
             if isinstance(decision, Round) and decision.pushes:
                 pushes = [self._staged[who] for who, _ in decision.pushes]
-                self.flats.apply_whole(pushes, scale=decision.scale, factor=decision.factor)
+                scale, factor = decision.scale, decision.factor
+                for _ in self.flats.apply(pushes, scale=scale, factor=factor):
+                    pass
 
     def accuracy(self, steps: int = 120) -> float:
         """On other held-out samples, the mean over the last quarter of the training."""
