@@ -11,7 +11,7 @@ which version. The path of one push, with the file of each step:
     sessions.py    a thread per trainer reads the frame; the gradients go into the trainer's seat
       │            (seats.py), and the shard notes that they are staged (shard.py)
       ▼
-    service.py     shard 0 passes the push on to the gate, the others send STAGED (peers.py)
+    service.py     shard 0 passes the push on to the gate, the others send STAGED (gate_link.py)
       ▼
     dispatch.py    at shard 0: once every shard has staged the push, ask the gate
       ▼
@@ -20,7 +20,7 @@ which version. The path of one push, with the file of each step:
       ▼
     decisions.py   rounds and answers become numbered entries
       ▼
-    dispatch.py    the replica gets the entries first (peers.py), then the log of every shard
+    dispatch.py    the twin gets the entries first (replication.py), then every shard by the log
       │ ENTRY
       ▼
     shard.py       every shard carries out the entries in the same order

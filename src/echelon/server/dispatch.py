@@ -23,7 +23,7 @@ from echelon.core.types import Lease
 from echelon.server.accounting import Record
 from echelon.server.decisions import Decision, Entry, Push, translate
 from echelon.server.gate import Gate
-from echelon.server.peers import Mirror
+from echelon.server.replication import Mirror
 from echelon.server.shard import Abandoned, ServerSettings, Shard
 
 _LOOK = 0.5

@@ -2,7 +2,7 @@
 
     listener ─▶ connection ─▶ a thread each:  trainer → Conversation (sessions.py)
                                               shard   → PeerTalk (sessions.py)
-                                              twin    → Mirror.talk (peers.py)
+                                              twin    → Mirror.talk (replication.py)
 
 A process that is started as a twin first copies all that its shard does, without listening. Once it
 is promoted, it takes over the shard's sockets and does the same as any other server process.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from echelon.comm.channel import Connection, Listener
 from echelon.core.errors import PeerError
-from echelon.server.peers import Twin
+from echelon.server.replication import Twin
 from echelon.server.service import ShardService
 from echelon.server.sessions import Conversation, PeerTalk
 from echelon.server.shard import ServerSettings

@@ -1,7 +1,7 @@
-"""One shard as its sessions see it: the weights, the gate or the link to it, and the replication.
+"""One shard as its sessions see it: the weights, the gate or the link to it, and the twin.
 
 What a request does depends on the shard. Shard 0 asks the gate in this process; every other shard
-reports to the gate over its link. Both keep a replica up to date, if there is one. `ShardService`
+reports to the gate over its link. Both keep a twin up to date, if there is one. `ShardService`
 holds these parts together, so that sessions need not know which shard they serve.
 """
 
@@ -15,7 +15,8 @@ from echelon.comm.ps.messages import PushHead
 from echelon.comm.ps.state import Part
 from echelon.core.errors import PeerError
 from echelon.server.dispatch import Desk
-from echelon.server.peers import GateLink, Mirror, borrow
+from echelon.server.gate_link import GateLink, borrow
+from echelon.server.replication import Mirror
 from echelon.server.shard import Holding, ServerSettings, Shard
 
 __all__ = ["ShardService"]
@@ -68,7 +69,7 @@ class ShardService:
         self._uploading = incarnation
 
     def uploaded(self, incarnation: int) -> None:
-        """Make a complete upload count, and pass it on to the replica."""
+        """Make a complete upload count, and pass it on to the twin."""
         if incarnation != self._uploading:
             raise PeerError("an upload is said to be whole that another one has replaced")
         self.shard.incarnation = incarnation

@@ -396,7 +396,7 @@ class _Ahead(NamedTuple):
 
 
 class PeerTalk:
-    """The session of another shard with the gate. peers.py draws the messages."""
+    """The session of another shard with the gate. gate_link.py draws the messages."""
 
     def __init__(self, desk: Desk, shard: Shard, connection: Connection) -> None:
         self._desk, self._shard, self._connection = desk, shard, connection

@@ -314,7 +314,7 @@ class Abandoned(Exception):
 
 
 class Reflection:
-    """Replication to no twin: the interface of `Mirror` in peers.py, which replaces it."""
+    """Replication to no twin: the interface of `Mirror` in replication.py, which replaces it."""
 
     def reduced(
         self,

@@ -12,7 +12,7 @@ from echelon.comm.ps.client import Servers
 from echelon.core.errors import PeerError
 from echelon.server.decisions import Entry
 from echelon.server.dispatch import Desk
-from echelon.server.peers import GateLink
+from echelon.server.gate_link import GateLink
 from tests.unit.server.fleet import fleet
 from tests.unit.server.model import Alone, Job, close
 from tests.unit.server.test_twins import ADAM, await_files, begin

@@ -18,7 +18,7 @@ from echelon.comm.ps.messages import Kind, PushHead, ShardAddress
 from echelon.core.types import Lease
 from echelon.server.decisions import Entry, Staged
 from echelon.server.dispatch import Desk
-from echelon.server.peers import Twin
+from echelon.server.replication import Twin
 from echelon.server.seats import Seat
 from echelon.server.shard import ServerSettings, Shard
 from tests.unit.server.model import Job
