@@ -232,7 +232,7 @@ class Speeds:
         return min(1.0, max(0.0, found))
 
     def _speed(self, member: int, power: float, batch: int) -> float:
-        """Return a member's speed for batches of this size, up to a factor common to all members."""
+        """Return a member's speed for batches of this size, up to a common factor."""
         pace = self._paces[member]
         whole = pace.time + power * (log(batch) - pace.size)
         return exp(-whole / max(power, _LEAST_POWER))

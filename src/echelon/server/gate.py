@@ -421,7 +421,7 @@ many samples a trainer gets."""
 class Asks:
     """Requests that all members meet (to save a checkpoint, say), in a run that is not synchronous.
 
-    A member that is told of a request pushes nothing more and rests in the meeting. The meeting is
+    A member that knows of a request pushes nothing more and rests in the meeting. The meeting is
     over when a member begins a batch while all others rest and know of the request; requests that
     came up later stay open.
     """

@@ -65,6 +65,13 @@ class Role:
             self._work(listeners)
         self._close()
 
+    def end(self) -> None:
+        self._ended.set()
+        self._signal.set()
+
+    def promote(self) -> None:
+        self._signal.set()
+
     def _stand_by(self) -> None:
         """Follow the shard until this process is promoted, then take over its gate, too."""
         shard, desk = self._service.shard, self._service.desk
@@ -98,13 +105,6 @@ class Role:
         while not self._ended.wait(1.0):
             continue
 
-    def end(self) -> None:
-        self._ended.set()
-        self._signal.set()
-
-    def promote(self) -> None:
-        self._signal.set()
-
     def _listen(self, listener: Listener, memory: bool) -> None:
         try:
             while not self._ended.is_set():
@@ -136,8 +136,8 @@ class Role:
         except PeerError as error:
             gone = f"{connection.peer} closed the connection or ended"
             if not self._ended.is_set() and str(error) != gone:
-                told = str(error).removeprefix(connection.peer).strip()
-                self._say(f"{connection.peer} is hung up on: {told}")
+                reason = str(error).removeprefix(connection.peer).strip()
+                self._say(f"{connection.peer} is hung up on: {reason}")
         finally:
             connection.close()
             self._connections.discard(connection)
