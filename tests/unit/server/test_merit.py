@@ -23,7 +23,7 @@ from echelon.server.accounting import PATIENCE, Merits, merits_of
 from echelon.server.decisions import Push, Round
 from echelon.server.gate import Gate
 from echelon.server.weights import Flats
-from echelon.strategy.parameter_server.gradients import Judge
+from echelon.strategy.parameter_server.merit import Judge
 
 TRAINERS = 3
 Columns = dict[str, Tensor]
