@@ -1,4 +1,4 @@
-"""Servers and trainers as real processes, with deadlines; a failing one's output is shown."""
+"""Servers and trainers as real processes, with deadlines. The output of a failing one is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer whose samples are spoilt: it harms all others, unless updates are judged by merit."""
+"""Trainers with spoilt samples harm the others, unless the gate judges updates by merit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates on flat partitions come out where one process comes out."""
+"""Updates of flat weights, divided over shards, give the same result as one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
 from echelon.optim.gradients import clip_norm_, clip_value_
 from echelon.server.weights import Flats, Stale
-from tests.unit.server.models import (
+from tests.unit.server.odd_model import (
     Odd,
     OneProcess,
     flats_of,

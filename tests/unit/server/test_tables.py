@@ -1,4 +1,4 @@
-"""A shard's tables: what is staged is applied with its push, or not at all."""
+"""Rows of tables at a shard: what is staged is applied with its push, or not at all."""
 
 from __future__ import annotations
 
