@@ -134,7 +134,6 @@ def _refuse_sparse(model: nn.Module) -> None:
 
 # L1, L2 and weight decay
 
-
 PENALTIES = ("l1", "l2", "decay")
 
 
@@ -158,7 +157,6 @@ def penalise_(params: list[Tensor], grads: list[Tensor], group: Mapping[str, Any
 # methods as not to be compiled, and again around every step. Echelon does not compile optimizers.
 # So the mark that torch looks for first is left on those methods, and the step inside the wrapper
 # is called.
-
 
 _MARK = "__dynamo_disable"
 _METHODS = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")

@@ -133,7 +133,6 @@ def _warm(version: int, warmup: int) -> float:
 
 # Early stopping
 
-
 Mode = Literal["min", "max"]
 SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")  # rmse has mse in it
 

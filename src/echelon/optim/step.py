@@ -171,7 +171,6 @@ def reads_gradients_only(optimizer: Optimizer) -> bool:
 
 # Loss scaling for fp16, whose smallest gradients would otherwise round to nothing
 
-
 START = 2.0**16
 LARGEST = 2.0**24
 SMALLEST = 1.0

@@ -161,7 +161,6 @@ class _Page:
 
 # Speed
 
-
 SPEED_SMOOTHING = 0.25
 """Weight of the last push in a trainer's pace, beside all pushes before it."""
 FIRST = 2
@@ -247,7 +246,6 @@ class _Pace:
 
 
 # Merit
-
 
 MERIT_SMOOTHING = 0.15
 """Weight of the last measurement in a trainer's mean, beside all before it."""

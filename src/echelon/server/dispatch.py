@@ -341,7 +341,6 @@ class _Push:
 
 # The log
 
-
 _ENTRIES_KEPT = 4096
 """Entries kept for a shard that reconnects. It lacks only the last few of them."""
 

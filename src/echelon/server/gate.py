@@ -325,7 +325,6 @@ class Gate:
 
 # Replies that wait for weights
 
-
 _ASKED = Row._fields.index("asked")
 
 
@@ -411,7 +410,6 @@ class Debt:
 
 
 # Requests to meet
-
 
 KINDS = tuple(kind for kind in Ask if kind not in (Ask.NOTHING, Ask.BALANCE))
 """What members can be asked to meet for. `BALANCE` is not among it: the gate itself decides how

@@ -296,7 +296,6 @@ class Roll:
 
 # Whether a push may take part
 
-
 Verdict = tuple[str, int, str]
 """(fate, staleness, reason)"""
 

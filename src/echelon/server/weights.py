@@ -39,7 +39,6 @@ from echelon.server.decisions import Entry, Staged
 
 # Dense weights
 
-
 CHUNK = 1 << 22
 """Bytes of weights that one kernel call updates. A call costs 5 µs of Python."""
 Grads = Sequence[Tensor]
@@ -375,7 +374,6 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
 
 
 # Rows of tables
-
 
 _Parts = dict[int, list[RowGradients]]
 Sums = dict[int, RowGradients]

@@ -245,7 +245,6 @@ def next_part(at: int, count: int, high: int) -> tuple[int, int]:
 
 # Admission
 
-
 _COLUMNS = {
     "ids": Column(torch.int64),
     "counts": Column(torch.int32),
@@ -328,7 +327,6 @@ class Waiting:
 # Addresses are reserved for more slots than will ever be used, and the system gives memory to them
 # page by page when they are first written. So nothing has to move when a table grows, and a table
 # is always one array to gather from.
-
 
 MOST = (1 << 31) - 2
 """Slots are 32-bit numbers."""

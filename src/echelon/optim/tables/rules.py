@@ -147,7 +147,6 @@ def _write(column: Tensor, slots: Tensor, values: Tensor) -> None:
 
 # First values of rows
 
-
 _BLOCK = 1 << 13
 _UNIT = np.float32(2.0**-23)
 

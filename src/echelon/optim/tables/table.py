@@ -46,6 +46,17 @@ class Rows:
         self._changes = Changes()
         self._start_over()
 
+    def _start_over(self) -> None:
+        spec = self.spec
+        self._initial = Initial(spec.seed, spec.name, spec.width, spec.std)
+        self._memory = reserve(columns_of(spec))
+        self._index = Index(self._memory["ids"])
+        self._waiting = Waiting(spec.admit, spec.expire) if spec.admit > 1 else None
+        self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
+        self._swept = FIRST
+        self._recent: deque[_Pulled] = deque(maxlen=_RECENT)
+        self._changes.all()
+
     def __len__(self) -> int:
         return self._index.count
 
@@ -264,17 +275,6 @@ class Rows:
             if self._waiting is not None:
                 self._waiting.load(dict(state))
 
-    def _start_over(self) -> None:
-        spec = self.spec
-        self._initial = Initial(spec.seed, spec.name, spec.width, spec.std)
-        self._memory = reserve(columns_of(spec))
-        self._index = Index(self._memory["ids"])
-        self._waiting = Waiting(spec.admit, spec.expire) if spec.admit > 1 else None
-        self._seen = self._memory["seen"].numpy() if spec.expire is not None else None
-        self._swept = FIRST
-        self._recent: deque[_Pulled] = deque(maxlen=_RECENT)
-        self._changes.all()
-
 
 class _Pulled(NamedTuple):
     """The slots of a recent pull, and the number of removals before it: they are good while that
@@ -292,7 +292,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 # Rows that changed lately
-
 
 _UPDATES = 32
 _MOST = 1 << 20
@@ -340,7 +339,6 @@ class Changes:
 
 
 # The form of a table's state
-
 
 _WAITING = {
     "waiting_ids": Column(torch.int64),

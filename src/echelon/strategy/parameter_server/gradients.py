@@ -151,7 +151,6 @@ class Filled(NamedTuple):
 
 # Gradients computed in place
 
-
 LEAST = 1 << 20
 """Values of a weight that is worth it: below, calling Python in backward takes longer than the
 copy."""

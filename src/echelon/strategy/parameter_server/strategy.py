@@ -262,7 +262,6 @@ class ParameterServer(Connected):
 
 # What a person should know before training begins
 
-
 OWN_STATISTICS = (
     "batch norm sees each trainer's own samples, for trainers make updates apart, and all evaluate "
     "with the statistics of the first (sync.batch_norm: local says that this is meant)"
