@@ -77,7 +77,8 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def reached(graph: Graph, start: str) -> set[str]:
-    found, new = set(), [start]
+    found: set[str] = set()
+    new = [start]
     while new:
         for other in graph.get(new.pop(), set()) - found:
             found.add(other)

@@ -1,4 +1,8 @@
-"""Section + model → torch optimizer."""
+"""Build the torch optimizer that a job asks for, with torch's fused kernels.
+
+torch knows one penalty (`weight_decay`). The other penalties are options of a parameter group that
+`penalise_` applies: step such an optimizer with a `Stepper`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,6 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import TaskError
 
-# --- build ---
-# An optimizer section and a model → a torch optimizer, with torch's fused kernels.
-
 DEFAULT_MOMENTUM = 0.9
 DEFAULT_BETAS = (0.9, 0.999)
 DEFAULT_EPS = 1e-8
@@ -23,10 +24,10 @@ ADAGRAD_EPS = 1e-10
 
 
 def build(section: OptimizerSection, model: nn.Module) -> Optimizer:
-    """The optimizer a job asks for, over everything in `model` that is trained.
+    """Return the optimizer a job asks for, over all parameters of `model` that are trained.
 
-    Its groups also hold what torch does not know (`l1`, `l2`, `decay`): step it with a `Stepper`,
-    which applies them.
+    Its groups have options that torch does not know (`l1`, `l2`, `decay`); `Stepper` applies them.
+    Raises TaskError if nothing is trained, or a layer makes sparse gradients.
     """
     _refuse_sparse(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -36,14 +37,9 @@ def build(section: OptimizerSection, model: nn.Module) -> Optimizer:
 
 
 def build_for(section: OptimizerSection, trained: list[nn.Parameter], penalised: bool) -> Optimizer:
-    """The same over parameters that are all penalised, or none of them, whatever their shapes."""
+    """Return an optimizer over parameters that are all penalised, or none of them, regardless of
+    their shapes."""
     return _build(section, [_group(section, trained, penalised)], trained)
-
-
-def penalised(section: OptimizerSection, parameters: Iterable[Tensor]) -> list[bool]:
-    """Which of these l1, l2 and weight decay act on, if there are any: two groups, or one."""
-    every = section.decay == "all" or not any(_penalties(section).values())
-    return [every or p.ndim >= 2 for p in parameters]
 
 
 def _build(
@@ -71,17 +67,23 @@ def _build(
             return AdamW(groups, section.lr, betas, eps, fused=fused)
 
 
-def _refuse_sparse(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise TaskError(
-                f"layer {name!r} makes sparse gradients, which are not supported: "
-                f"build it with sparse=False"
-            )
+_WRONG_IN_HALVES = ("sgd", "momentum", "nesterov")
+"""torch 2.13's fused kernel on CPU is wrong for these in half precision: after three steps bf16
+parameters are 0.2 to 0.5 off, with the plain kernel 0.01."""
+
+
+def _has_fused_kernel(name: str, parameters: Iterable[nn.Parameter]) -> bool:
+    devices = {"cpu"} if name == "adagrad" else {"cpu", "cuda"}
+    return all(
+        torch.is_floating_point(p)
+        and p.device.type in devices
+        and not (name in _WRONG_IN_HALVES and p.device.type == "cpu" and p.itemsize < 4)
+        for p in parameters
+    )
 
 
 def _groups(section: OptimizerSection, trained: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """One group, or two where matrices are penalised and biases and norms are not."""
+    """Return one parameter group, or two if only some parameters are penalised."""
     flags = penalised(section, trained)
     groups = [
         _group(section, [p for p, flag in zip(trained, flags, strict=True) if flag is kind], kind)
@@ -97,11 +99,21 @@ def _group(
     return {"params": trained, **(penalties if penalised else dict.fromkeys(penalties, 0.0))}
 
 
-def _penalties(section: OptimizerSection) -> dict[str, float]:
-    """What of the penalties torch applies itself (`weight_decay`), and what is left to us.
+def penalised(section: OptimizerSection, parameters: Iterable[Tensor]) -> list[bool]:
+    """Return for each parameter whether l1, l2 and weight decay act on it.
 
-    AdamW's own weight decay is decoupled; everybody else's adds l2·w to the gradient. The latter
-    sees weights that `decay` has already shrunk, so with both at work we add l2 ourselves, before.
+    Biases and norms are spared (`decay = "matrices"`). All are True if there are no penalties, so
+    that one group is enough.
+    """
+    every = section.decay == "all" or not any(_penalties(section).values())
+    return [every or p.ndim >= 2 for p in parameters]
+
+
+def _penalties(section: OptimizerSection) -> dict[str, float]:
+    """Return which penalties torch applies itself (`weight_decay`), and which are left to us.
+
+    AdamW's own weight decay is decoupled; that of the others adds l2·w to the gradient. It would
+    see weights that `decay` has already shrunk, so with both we add l2 ourselves, before.
     """
     l1, l2, decay = section.l1, section.l2, section.weight_decay
     if section.name == "adamw":
@@ -111,23 +123,16 @@ def _penalties(section: OptimizerSection) -> dict[str, float]:
     return {"weight_decay": l2, "l1": l1, "l2": 0.0, "decay": 0.0}
 
 
-_WRONG_IN_HALVES = ("sgd", "momentum", "nesterov")
-"""torch 2.13's fused kernel on CPU is: 0.2 to 0.5 off after three steps on bf16 parameters, where
-the plain one is 0.01."""
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise TaskError(
+                f"layer {name!r} makes sparse gradients, which are not supported: "
+                f"build it with sparse=False"
+            )
 
 
-def _has_fused_kernel(name: str, parameters: Iterable[nn.Parameter]) -> bool:
-    devices = {"cpu"} if name == "adagrad" else {"cpu", "cuda"}
-    return all(
-        torch.is_floating_point(p)
-        and p.device.type in devices
-        and not (name in _WRONG_IN_HALVES and p.device.type == "cpu" and p.itemsize < 4)
-        for p in parameters
-    )
-
-
-# --- penalties ---
-# L1, L2 and weight decay, over whole lists of parameters.
+# L1, L2 and weight decay
 
 PENALTIES = ("l1", "l2", "decay")
 
@@ -146,20 +151,19 @@ def penalise_(params: list[Tensor], grads: list[Tensor], group: Mapping[str, Any
         torch._foreach_mul_(params, 1 - group["lr"] * decay)
 
 
-# --- quick_start ---
-# Two seconds saved at every start.
+# A start without torch's compiler, which saves two seconds
 #
-# torch's optimizers import the whole of its compiler when the first of them is made, only to mark
-# a few methods as not to be compiled, and again around every step. Nothing of Echelon compiles an
-# optimizer: the mark that torch itself looks for first, left on those methods, and a call of the
-# step that is inside the wrapping spare the import.
+# torch's optimizers import the whole compiler when the first of them is made, only to mark a few
+# methods as not to be compiled, and again around every step. Echelon does not compile optimizers.
+# So the mark that torch looks for first is left on those methods, and the step inside the wrapper
+# is called.
 
 _MARK = "__dynamo_disable"
 _METHODS = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
 
 
 def spare_compiler() -> None:
-    """Let optimizers be made without importing torch's compiler. May be called again."""
+    """Have optimizers made without importing torch's compiler. May be called again."""
     for name in _METHODS:
         function = getattr(getattr(Optimizer, name), "__wrapped__", None)
         if function is not None and not hasattr(function, _MARK):
@@ -167,7 +171,7 @@ def spare_compiler() -> None:
 
 
 def plain_step(optimizer: Optimizer) -> None:
-    """`optimizer.step()` without what torch wraps around its own: hooks, profiling, the compiler.
+    """Call `optimizer.step()` without torch's wrapper of hooks, profiling and the compiler.
 
     The caller has switched gradients off and knows that there are no hooks.
     """

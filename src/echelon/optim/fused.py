@@ -23,8 +23,10 @@ State = dict[str, Any]
 
 
 class Update(Protocol):
-    """One kernel call. It takes the gradients in the order of the lane's parameters, and what
-    they are to be multiplied with: that costs no pass of its own, but may leave them changed."""
+    """One kernel call: takes the gradients in the order of the lane's parameters, and a factor.
+
+    Multiplying by the factor costs no pass of its own, but may leave the gradients changed.
+    """
 
     def __call__(self, grads: list[Tensor], scale: float = 1.0) -> None: ...
 
@@ -40,7 +42,7 @@ class Lane:
 
 
 def lanes_of(optimizer: Optimizer) -> list[Lane] | None:
-    """The lanes that make up one step, or None where `optimizer.step()` itself is needed."""
+    """Return the lanes of one step, or None if `optimizer.step()` itself is needed."""
     kernel = _KERNELS.get(type(optimizer))
     if kernel is None or not all(_is_plain(group) for group in optimizer.param_groups):
         return None
@@ -52,12 +54,6 @@ def lanes_of(optimizer: Optimizer) -> list[Lane] | None:
                 return None
             lanes.append(Lane(group, params, kernel(group, params, states), is_penalised(group)))
     return lanes
-
-
-def has_kernel(optimizer: Optimizer) -> bool:
-    """Whether every group is stepped by one of torch's fused kernels."""
-    kernel = type(optimizer) in _KERNELS
-    return kernel and all(group["fused"] for group in optimizer.param_groups)
 
 
 def _is_plain(group: Group) -> bool:
@@ -72,8 +68,14 @@ def _alike(params: list[Tensor]) -> list[list[Tensor]]:
     return list(kinds.values())
 
 
+def has_kernel(optimizer: Optimizer) -> bool:
+    """Return whether one of torch's fused kernels steps every group."""
+    kernel = type(optimizer) in _KERNELS
+    return kernel and all(group["fused"] for group in optimizer.param_groups)
+
+
 def state_keys(optimizer: Optimizer, group: Group) -> set[str] | None:
-    """What an optimizer of torch keeps for each parameter; None for one we do not know."""
+    """Return what an optimizer of torch keeps for each parameter; None for an unknown optimizer."""
     kind = type(optimizer)
     if kind in _KERNELS:
         return _keys(optimizer, group)
@@ -91,38 +93,7 @@ def _keys(optimizer: Optimizer, group: Group) -> set[str]:
     return {"step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])}
 
 
-def _column(states: list[State], key: str) -> list[Tensor]:
-    return [state[key] for state in states if key in state]
-
-
-def _shared_steps(states: list[State]) -> tuple[Tensor, list[Tensor]]:
-    """Make the step counts views of one tensor, so that one addition advances them all."""
-    counts = torch.stack(_column(states, "step"))
-    for state, count in zip(states, counts.unbind(), strict=True):
-        state["step"] = count
-    return counts, _column(states, "step")
-
-
-class _Divisor:
-    """What a kernel itself divides gradients by. It takes single precision, so others are
-    multiplied beforehand."""
-
-    def __init__(self, params: list[Tensor]) -> None:
-        first = params[0]
-        self._tensor = torch.ones((), device=first.device) if _is_single(first) else None
-        self._value = 1.0
-
-    def of(self, grads: list[Tensor], scale: float) -> Tensor | None:
-        if self._tensor is None:
-            torch._foreach_mul_(grads, scale)
-        elif scale != self._value:  # updates of equal weight follow each other
-            self._tensor.fill_(1 / scale)
-            self._value = scale
-        return self._tensor
-
-
-def _is_single(parameter: Tensor) -> bool:
-    return parameter.dtype == torch.float32
+# The kernels
 
 
 def _sgd(group: Group, params: list[Tensor], states: list[State]) -> Update:
@@ -211,6 +182,42 @@ def _adagrad(group: Group, params: list[Tensor], states: list[State]) -> Update:
         )
 
     return update
+
+
+class _Divisor:
+    """The tensor by which a kernel divides gradients.
+
+    Kernels take it in single precision. Gradients of other types are multiplied beforehand.
+    """
+
+    def __init__(self, params: list[Tensor]) -> None:
+        first = params[0]
+        self._tensor = torch.ones((), device=first.device) if _is_single(first) else None
+        self._value = 1.0
+
+    def of(self, grads: list[Tensor], scale: float) -> Tensor | None:
+        if self._tensor is None:
+            torch._foreach_mul_(grads, scale)
+        elif scale != self._value:  # updates of equal weight follow each other
+            self._tensor.fill_(1 / scale)
+            self._value = scale
+        return self._tensor
+
+
+def _is_single(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float32
+
+
+def _shared_steps(states: list[State]) -> tuple[Tensor, list[Tensor]]:
+    """Make the step counts views of one tensor, so that one addition advances them all."""
+    counts = torch.stack(_column(states, "step"))
+    for state, count in zip(states, counts.unbind(), strict=True):
+        state["step"] = count
+    return counts, _column(states, "step")
+
+
+def _column(states: list[State], key: str) -> list[Tensor]:
+    return [state[key] for state in states if key in state]
 
 
 # Exact types: a subclass may do anything in its step.

@@ -1,9 +1,10 @@
-"""Lr schedules, early stopping.
+"""Learning-rate schedules and early stopping.
 
-How the learning rate changes over a run, as a factor of the optimizer's own rate.
+A schedule gives the learning rate as a factor of the optimizer's own rate. `factor(version)` is for
+the update that makes version + 1. Warm-up rises in equal steps and never starts at zero: its first
+factor is 1/warmup. The shape of the schedule counts steps from the end of warm-up.
 
-`factor(version)` is for the update that makes version + 1. Warm-up rises in equal steps and never
-starts at nothing: its first factor is 1/warmup. What follows counts from the end of warm-up.
+Early stopping watches one validation metric, and says when it is good enough or gets no better.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from echelon.core.config import ScheduleSection
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.core.interfaces import Schedule
 
-# --- schedules ---
-
 
 def build(section: ScheduleSection, total_steps: int | None) -> Schedule:
-    """The schedule a job asks for; `total_steps` is where the run ends, if that is known."""
+    """Return the schedule a job asks for. `total_steps`: where the run ends, if that is known."""
     warmup, floor = section.warmup, section.floor
     match section.name:
         case "constant":
@@ -41,7 +40,7 @@ def build(section: ScheduleSection, total_steps: int | None) -> Schedule:
 
 
 def _span(section: ScheduleSection, total_steps: int | None) -> int:
-    """Steps from the end of warm-up to the end of the schedule."""
+    """Return the steps from the end of warm-up to the end of the schedule."""
     end = section.steps or total_steps
     if end is None:
         raise ConfigError(
@@ -65,10 +64,6 @@ def _cosine(after: int, span: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, after / span)))
 
 
-def _warm(version: int, warmup: int) -> float:
-    return (version + 1) / warmup if version < warmup else 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
     """A schedule that is a function of the version alone."""
@@ -83,7 +78,7 @@ class Curve:
         return self.shape(version - self.warmup)
 
     def observe(self, value: float) -> None:
-        """Takes no notice."""
+        """Ignore validation results."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -96,7 +91,7 @@ class Curve:
 
 
 class Plateau:
-    """Lowers the rate when a validation result has not got smaller for a while."""
+    """A schedule that lowers the rate after `patience` validation results without a new minimum."""
 
     def __init__(self, warmup: int, drop: float, patience: int, floor: float) -> None:
         self.warmup = warmup
@@ -111,7 +106,7 @@ class Plateau:
         return _warm(version, self.warmup) * self._level
 
     def observe(self, value: float) -> None:
-        """Hear a validation result; what is not finite is never an improvement."""
+        """Take a validation result. One that is not finite is never an improvement."""
         if math.isfinite(value) and (self._best is None or value < self._best):
             self._best = value
             self._waited = 0
@@ -132,22 +127,29 @@ class Plateau:
                 raise CheckpointError("the saved schedule is not a plateau: its state does not fit")
 
 
-# --- early ---
-# When a validation figure is good enough, or gets no better.
+def _warm(version: int, warmup: int) -> float:
+    return (version + 1) / warmup if version < warmup else 1.0
+
+
+# Early stopping
 
 Mode = Literal["min", "max"]
 SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")  # rmse has mse in it
 
 
 def stop_mode(mode: Literal["auto", "min", "max"], metric: str) -> Mode:
-    """Whether smaller or larger is better; `auto` tells by the metric's name."""
+    """Return whether smaller or larger is better; `auto` decides by the metric's name."""
     if mode != "auto":
         return mode
     return "min" if any(word in metric.lower() for word in SMALLER_IS_BETTER) else "max"
 
 
 class EarlyStop:
-    """Hears one figure per evaluation and says when to stop, and why."""
+    """Takes one metric per evaluation, and says in `should_stop` when to stop and why.
+
+    `patience`: evaluations without an improvement by more than `min_delta`; `target`: a value to
+    stop at.
+    """
 
     def __init__(
         self,
@@ -165,7 +167,8 @@ class EarlyStop:
         self._waited = 0
 
     def observe(self, value: float) -> bool:
-        """Whether this is the best so far, by more than `min_delta`. NaN never is."""
+        """Take a value, and return whether it is the best so far, by more than `min_delta`. NaN
+        never is."""
         better = self._is_better(value)
         if better:
             self.best = value

@@ -1,4 +1,4 @@
-"""An optimizer's state by parameter name, whatever the order and the grouping of parameters.
+"""An optimizer's state by parameter name, independent of the order and grouping of parameters.
 
 `{"state": {name: {key: tensor or number}}, "groups": [{option: value, "names": [...]}]}`
 """
@@ -18,11 +18,13 @@ from echelon.optim.fused import state_keys
 Names = Mapping[Tensor, str]
 NamedState = dict[str, Any]
 
-# Which kernel to use is a matter of this machine, not of the saved run.
+
+# Options that choose a kernel belong to this machine, not to the saved run.
 _LOCAL = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
 def named_state(optimizer: Optimizer, names: Names) -> NamedState:
+    """Return an optimizer's state. Large tensors are not copied."""
     state = {
         names[p]: {key: _exported(value) for key, value in values.items()}
         for p, values in optimizer.state.items()
@@ -35,7 +37,7 @@ def named_state(optimizer: Optimizer, names: Names) -> NamedState:
 
 
 def restore_named_state(optimizer: Optimizer, names: Names, saved: NamedState) -> None:
-    """Check everything first, so that a state that does not fit changes nothing."""
+    """Load a state. Raises CheckpointError, with nothing changed, if it does not fit."""
     saved_state, saved_groups = _parts(saved)
     mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
     theirs = [name for group in saved_groups for name in group["names"]]
@@ -51,6 +53,40 @@ def restore_named_state(optimizer: Optimizer, names: Names, saved: NamedState) -
         set_options(group, chosen)
     optimizer.state.clear()
     optimizer.state.update({p: values for p, values in restored.items() if values})
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group that are saved, as plain numbers."""
+    return {
+        key: value.item() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key not in _LOCAL
+    }
+
+
+def same_options(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Return `theirs`. Raises CheckpointError if they are options of another optimizer."""
+    if odd := mine.keys() ^ theirs.keys():
+        raise CheckpointError(
+            f"optimizer state is of another optimizer: they differ in {_some(odd)}"
+        )
+    return theirs
+
+
+def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+    for key, value in options.items():
+        current = group[key]
+        if isinstance(current, Tensor):
+            current.fill_(value)
+        else:  # JSON has no tuples
+            group[key] = tuple(value) if isinstance(current, tuple) else value
+
+
+def _exported(value: Any) -> Any:
+    """Return a value to save: a copy if it is a scalar, because step counts share one tensor."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.ndim == 0 else value.detach()
+    return value
 
 
 def _parts(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -74,19 +110,10 @@ def _some(names: Iterable[str]) -> str:
     return f"{first!r}" + (f" (and {len(rest)} more)" if rest else "")
 
 
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a group is saved, as plain numbers."""
-    return {
-        key: value.item() if isinstance(value, Tensor) else value
-        for key, value in group.items()
-        if key not in _LOCAL
-    }
-
-
 def _options_for(
     group: Mapping[str, Any], names: Names, saved_groups: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The saved options of the one group that all of `group`'s parameters were in."""
+    """Return the saved options of the group that all of `group`'s parameters were in."""
     members = {names[p] for p in group["params"]}
     for saved in saved_groups:
         common = members & set(saved["names"])
@@ -98,31 +125,6 @@ def _options_for(
         if common:
             return same_options(options_of(group), {k: v for k, v in saved.items() if k != "names"})
     return options_of(group)
-
-
-def same_options(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Theirs, if they are options of the same optimizer."""
-    if odd := mine.keys() ^ theirs.keys():
-        raise CheckpointError(
-            f"optimizer state is of another optimizer: they differ in {_some(odd)}"
-        )
-    return theirs
-
-
-def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
-    for key, value in options.items():
-        current = group[key]
-        if isinstance(current, Tensor):
-            current.fill_(value)
-        else:  # JSON has no tuples
-            group[key] = tuple(value) if isinstance(current, tuple) else value
-
-
-def _exported(value: Any) -> Any:
-    """Small tensors are copied: step counts are views of one tensor, which others may not see."""
-    if isinstance(value, Tensor):
-        return value.detach().clone() if value.ndim == 0 else value.detach()
-    return value
 
 
 def _restored(
@@ -139,10 +141,6 @@ def _restored(
     return {key: _imported(key, value, parameter, group) for key, value in saved.items()}
 
 
-def _count(value: Tensor | float) -> Tensor:
-    return torch.as_tensor(value, dtype=torch.float32)
-
-
 def _check_known(
     known: set[str], parameter: Tensor, name: str, saved: Mapping[str, Any], *, may_be_empty: bool
 ) -> None:
@@ -157,6 +155,10 @@ def _check_known(
             )
 
 
+def _count(value: Tensor | float) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float32)
+
+
 def _imported(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -164,5 +166,5 @@ def _imported(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any])
         return value.to("cpu", copy=True)
     if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
-    # Fused kernels walk parameter and state side by side: they must lie in memory alike.
+    # Fused kernels walk parameter and state side by side: both need the same memory layout.
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

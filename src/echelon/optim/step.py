@@ -1,4 +1,4 @@
-"""One update by any torch optimizer; loss scaling."""
+"""One update of the parameters by any torch optimizer, and loss scaling for fp16."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from echelon.core.errors import CheckpointError, TaskError
 from echelon.optim.build import penalise_, plain_step
 from echelon.optim.fused import Lane, has_kernel, lanes_of
 from echelon.optim.state import named_state, restore_named_state
-
-# --- stepper ---
-# One update of the parameters, by any torch optimizer.
 
 
 class Stepper:
@@ -44,9 +41,9 @@ class Stepper:
         self._plan()
 
     def step(self, factor: float, scale: float = 1.0) -> None:
-        """One update at `factor` times each group's own learning rate.
+        """Make one update at `factor` times each group's own learning rate.
 
-        Gradients count `scale` times what they are. Unless that is 1 they may be changed.
+        Gradients count `scale` times. Unless `scale` is 1 they may be changed.
         """
         enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # a tenth of the cost of torch.no_grad()
@@ -57,23 +54,25 @@ class Stepper:
             torch._C._set_grad_enabled(enabled)
 
     def state_dict(self) -> dict[str, Any]:
-        """State and group options by parameter name; large tensors are not copied."""
+        """Return state and group options by parameter name. Large tensors are not copied."""
         return named_state(self.optimizer, self._names)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over state and options (learning rates too), or refuse all of it."""
+        """Load state and options (learning rates too), or raise CheckpointError and change
+        nothing."""
         restore_named_state(self.optimizer, self._names, state)
         self._plan()
 
     def _plan(self) -> None:
-        """Gather the lists once; what they were gathered from is kept, to see when it changes."""
+        """Gather the lanes once, and keep what they were gathered from, to see when it changes."""
         self.lanes: list[Lane] | None = lanes_of(self.optimizer)
         self._groups = self.optimizer.param_groups
         self._state = self.optimizer.state
         self._params = [list(group["params"]) for group in self._groups]
 
     def _step_lanes(self, factor: float, scale: float) -> bool:
-        """The short way. False, with nothing done, if it would not be the same."""
+        """Make the step by fused kernels. Returns False, with nothing done, if the result could
+        differ from that of `optimizer.step()`."""
         lanes = self.lanes
         if lanes is None or self._is_hooked() or not self._is_as_planned():
             return False
@@ -96,14 +95,14 @@ class Stepper:
         return True
 
     def _is_hooked(self) -> bool:
-        """Whether somebody wants to be part of `optimizer.step()`."""
+        """Return whether hooks or a wrapper have to run in `optimizer.step()`."""
         optimizer = self.optimizer
         return bool(
             optimizer._optimizer_step_pre_hooks
             or optimizer._optimizer_step_post_hooks
             or _global_optimizer_pre_hooks
             or _global_optimizer_post_hooks
-            or "step" in vars(optimizer)  # as a scheduler of torch does
+            or "step" in vars(optimizer)  # torch's schedulers wrap it so
         )
 
     def _is_as_planned(self) -> bool:
@@ -120,7 +119,7 @@ class Stepper:
         return True
 
     def _step_whole(self, factor: float, scale: float) -> None:
-        """The long way, through torch; afterwards there is state to plan with."""
+        """Make the step through torch. The first one creates the state that lanes need."""
         for group in self.optimizer.param_groups:
             _set_lr(group, factor)
             params = [p for p in group["params"] if p.grad is not None]
@@ -137,13 +136,6 @@ class Stepper:
             plain_step(self.optimizer)
         if self.lanes is None or not self._is_as_planned():
             self._plan()
-
-
-def reads_gradients_only(optimizer: Optimizer) -> bool:
-    """Whether a step leaves the gradients as they are, so that others may be reading them."""
-    changed = ("l1", "l2")
-    plain = not any(group.get(name) for group in optimizer.param_groups for name in changed)
-    return plain and has_kernel(optimizer)
 
 
 def _set_lr(group: dict[str, Any], factor: float) -> None:
@@ -170,8 +162,14 @@ def _complete_momentum(optimizer: SGD) -> None:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
-# --- scaler ---
-# Loss scaling for fp16, whose smallest gradients would otherwise round to nothing.
+def reads_gradients_only(optimizer: Optimizer) -> bool:
+    """Return whether a step leaves the gradients unchanged, so that others may be reading them."""
+    changed = ("l1", "l2")
+    plain = not any(group.get(name) for group in optimizer.param_groups for name in changed)
+    return plain and has_kernel(optimizer)
+
+
+# Loss scaling for fp16, whose smallest gradients would otherwise round to nothing
 
 START = 2.0**16
 LARGEST = 2.0**24
@@ -190,11 +188,11 @@ class LossScaler:
         self.enabled = precision == "fp16"
         self.scale = START if self.enabled else 1.0
         self.exhausted = False
-        """Gradients overflow even unscaled: it is not the scale that is wrong."""
+        """Whether gradients overflow even unscaled: the scale is not the cause."""
         self._good = 0
 
     def update(self, finite: bool) -> None:
-        """Hear whether the step's gradients were finite."""
+        """Adapt the scale to whether the step's gradients were finite."""
         if not self.enabled:
             return
         if not finite:

@@ -1,4 +1,12 @@
-"""Pushes, rounds, answers, log entries."""
+"""What goes into the gate, what it decides, and the entries that all shards carry out.
+
+    Push ─▶ gate ─▶ Round, Answer ─▶ translate ─▶ Entry, for every shard
+                                              └─▶ Give, for outcomes without weights
+
+A round makes a version out of pushes; an answer ends one member's push or pull. A round and the
+answers that come with its weights become one entry: while it is applied, finished weights are
+already on their way to the members that get them.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +20,18 @@ from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 from echelon.optim.gradients import clip_factor
 
-# --- decisions ---
-# What comes to the gate, and what it decides.
-
-
-class Row(NamedTuple):
-    """What a push brings to be summed."""
-
-    divisor: float
-    """Gradients are divided by its sum: the loss's weight, times its scale."""
-    weight: float
-    loss_sum: float
-    asked: float
-    """Bits of `Ask`, each with room for all members."""
-    seconds: float
-    """Computed for it."""
-    merit: float = math.nan
-    """How far it agrees with held-out samples, if that was measured. Not summed."""
-
-
-SUMMED = 5
-"""The first values of a row."""
+# To and from the gate
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One that is staged whole, on every shard."""
+    """A push that is staged on every shard."""
 
     seq: int
+    """The trainer's number of it."""
     head: PushHead
     missing: frozenset[int] = frozenset()
-    """Parameters it has no gradient of."""
+    """Parameters without a gradient."""
 
     @property
     def lease(self) -> Lease:
@@ -66,44 +55,64 @@ class Push:
 
     @property
     def makes_sense(self) -> bool:
-        """Its row comes from a peer."""
+        """Whether the row, which a peer sent, is valid."""
         row = self.head.row
         return SUMMED <= len(row) <= len(Row._fields) and 0 <= row[3] < 1 << 60
 
 
+class Row(NamedTuple):
+    """Numbers of a push that are summed over the pushes of an update."""
+
+    divisor: float
+    """The loss's weight times the loss scale. Gradients are divided by the sum of it."""
+    weight: float
+    loss_sum: float
+    asked: float
+    """Bits of `Ask`, each with room for all members."""
+    seconds: float
+    """Time to compute it."""
+    merit: float = math.nan
+    """Agreement with the gradient of held-out samples; NaN if not measured. Not summed."""
+
+
+SUMMED = 5
+"""How many of the first values of a row are summed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
-    """These pushes make `version`."""
+    """A decision: these pushes make `version`."""
 
     version: int
     pushes: tuple[tuple[int, int], ...]
     """(member, seq)"""
     divisor: float
+    """The summed gradient is divided by it."""
     factor: float
-    """Of the learning rate."""
+    """Multiplies the learning rate."""
     square: float | None = None
-    """Of the summed gradient's norm, where that is needed and known: of a single push."""
+    """Squared norm of the summed gradient, if it is known: of a single push."""
     clip: float | None = None
-    """The largest norm."""
+    """The largest norm of the mean gradient."""
     limit: float | None = None
-    """The largest single value."""
+    """The largest single value of it."""
     missing: frozenset[int] = frozenset()
-    """Parameters that none of them has a gradient of."""
+    """Parameters that none of the pushes has a gradient of."""
     strengths: tuple[float, ...] = ()
-    """Per push, how much it is compensated for being stale; empty if none is."""
+    """Per push, λ of its delay compensation; empty if none is compensated."""
 
     @property
     def measured(self) -> bool:
-        """Whether shards have to tell the square of their part of the sum, before they apply."""
+        """Whether shards must report the squared norm of their parts before they apply."""
         return self.clip is not None and self.square is None
 
     @property
     def scale(self) -> float:
-        """What the summed gradient is multiplied with, unless it is measured first."""
+        """Factor of the summed gradient, unless it is measured first."""
         return self.scale_of(self.square or 0.0)
 
     def scale_of(self, square: float) -> float:
-        """The same, for a gradient with this square of its norm."""
+        """Return the factor of a summed gradient with this squared norm."""
         if self.clip is None:
             return 1 / self.divisor
         return min(1.0, clip_factor(math.sqrt(square) / self.divisor, self.clip)) / self.divisor
@@ -111,42 +120,72 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To the member's last push or pull, with the weights of `outcome.version` if it says so."""
+    """A decision: this outcome ends the member's last push or pull.
+
+    The weights of `outcome.version` come with it if `outcome.weights` is set.
+    """
 
     member: int
     seq: int
-    """Of its push; 0 for a pull."""
+    """The number of the push; 0 for a pull."""
     outcome: Outcome
 
 
 Decision = Round | Answer
 
 
-# --- entry ---
-# What the gate has all shards do, in the same order everywhere.
+# To all shards
 
 
-class Staged(NamedTuple):
-    """A push, as its trainer numbers them."""
+def translate(
+    decisions: Sequence[Decision], asking: Mapping[int, int], number: int
+) -> tuple[list[Entry], list[Give]]:
+    """Return decisions as entries, and the outcomes that come without weights.
 
-    member: int
-    seq: int
+    `asking`: the number of each member's last push or pull; `number`: of the last entry.
+    """
+    entries: list[Entry] = []
+    told: list[Give] = []
+    for decision in decisions:
+        if isinstance(decision, Round):
+            number += 1
+            entries.append(_entry(number, decision))
+            continue
+        give = Give(decision.member, asking[decision.member], decision.outcome)
+        if not decision.outcome.weights:
+            told.append(give)
+            continue
+        if not entries:
+            number += 1
+            entries.append(Entry(number, decision.outcome.version))
+        entries[-1] = entries[-1]._replace(gives=(*entries[-1].gives, give))
+    return entries, told
 
 
-class Give(NamedTuple):
-    """The weights go to this member, as the answer to its push or pull `seq`."""
-
-    member: int
-    seq: int
-    outcome: Outcome | None = None
-    """For the gate's own shard to tell."""
+def _entry(number: int, found: Round) -> Entry:
+    return Entry(
+        number,
+        found.version,
+        tuple(Staged(*push) for push in found.pushes),
+        scale=1.0 if found.measured else found.scale,
+        factor=found.factor,
+        limit=found.limit,
+        missing=tuple(sorted(found.missing)),
+        measured=found.measured,
+        divisor=found.divisor,
+        clip=found.clip,
+        strengths=found.strengths,
+    )
 
 
 class Entry(NamedTuple):
-    """Weights become `version` by these pushes, if there are any; then they are given away."""
+    """One step of all shards: apply these pushes, if there are any, then give the weights away.
+
+    Every shard carries out the same entries in the same order.
+    """
 
     number: int
-    """Of this entry, from 1 on."""
+    """Counts entries, from 1 on."""
     version: int
     pushes: tuple[Staged, ...] = ()
     scale: float = 1.0
@@ -154,23 +193,24 @@ class Entry(NamedTuple):
     limit: float | None = None
     missing: tuple[int, ...] = ()
     measured: bool = False
-    """Whether the gate wants the square of the sum first, and then tells the scale."""
+    """Whether shards first report the squared norm of their sums, and get the scale for it."""
     divisor: float = 1.0
     clip: float | None = None
-    """What the scale of a measured one follows from."""
+    """The scale of a measured entry follows from divisor and clip."""
     strengths: tuple[float, ...] = ()
-    """Per push, how much it is compensated for being stale."""
+    """Per push, λ of its delay compensation."""
     gives: tuple[Give, ...] = ()
     forget: tuple[int, ...] = ()
-    """Members who are gone: what they staged is not needed any more."""
+    """Lost members, whose staged pushes are not needed any more."""
     anew: bool = False
-    """Whether a generation begins here: pushes of older ones that are not here never come."""
+    """Whether a generation begins here. Pushes of older ones that are not staged yet never come."""
 
     def scale_of(self, square: float) -> float:
-        """Of a measured one, whose sum has this square of its norm."""
+        """Return the scale of a measured entry whose sum has this squared norm."""
         return Round(self.version, (), self.divisor, 1.0, clip=self.clip).scale_of(square)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry for other processes, without the outcomes."""
         return {
             "number": self.number,
             "version": self.version,
@@ -211,49 +251,17 @@ class Entry(NamedTuple):
             raise PeerError(f"an entry of the gate makes no sense: {error!r}") from None
 
 
-# --- translate ---
-# The gate's decisions as entries for all shards, and as answers that need no weights.
+class Staged(NamedTuple):
+    """Names a push: its member, and the member's number of it."""
 
-Told = tuple[int, Give]
-
-
-def translate(
-    decisions: Sequence[Decision], asking: Mapping[int, int], number: int
-) -> tuple[list[Entry], list[Give]]:
-    """`asking`: the number of each member's question; `number`: of the last entry.
-
-    A round and the answers that come with its weights are one entry: while it is applied, what is
-    done is on its way to those who get it.
-    """
-    entries: list[Entry] = []
-    told: list[Give] = []
-    for decision in decisions:
-        if isinstance(decision, Round):
-            number += 1
-            entries.append(_entry(number, decision))
-            continue
-        give = Give(decision.member, asking[decision.member], decision.outcome)
-        if not decision.outcome.weights:
-            told.append(give)
-            continue
-        if not entries:
-            number += 1
-            entries.append(Entry(number, decision.outcome.version))
-        entries[-1] = entries[-1]._replace(gives=(*entries[-1].gives, give))
-    return entries, told
+    member: int
+    seq: int
 
 
-def _entry(number: int, found: Round) -> Entry:
-    return Entry(
-        number,
-        found.version,
-        tuple(Staged(*push) for push in found.pushes),
-        scale=1.0 if found.measured else found.scale,
-        factor=found.factor,
-        limit=found.limit,
-        missing=tuple(sorted(found.missing)),
-        measured=found.measured,
-        divisor=found.divisor,
-        clip=found.clip,
-        strengths=found.strengths,
-    )
+class Give(NamedTuple):
+    """A member that gets the weights, as the answer to its push or pull `seq`."""
+
+    member: int
+    seq: int
+    outcome: Outcome | None = None
+    """Only shard 0 has it, and sends it."""

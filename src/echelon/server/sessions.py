@@ -1,9 +1,18 @@
-"""Requests of trainers, shards."""
+"""Sessions: what a server process does with the messages of one trainer or one other shard.
+
+    Conversation   a trainer: set-up, uploads and checkpoints, pushes and pulls
+    RowTalk        the part of it that is about rows of tables
+    PeerTalk       another shard, at the gate
+
+Every session has a thread of its own, which reads one frame after the other. Two kinds of trouble
+are kept apart: a request that cannot be granted is answered with REFUSED, and the session goes on;
+a frame that a correct peer would never send raises PeerError, which ends the session.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,37 +43,40 @@ from echelon.core.errors import EchelonError, PeerError
 from echelon.core.types import Lease
 from echelon.optim.tables import Rows
 from echelon.server.dispatch import Desk
-from echelon.server.shard import PinnedSeat, Seat, Shard, WireSeat
-
-if TYPE_CHECKING:
-    from echelon.server.process import Role
-
-
-# --- conversation ---
-# What one trainer says to a shard, heard by a thread of its own.
+from echelon.server.seats import PinnedSeat, Seat, WireSeat
+from echelon.server.service import ShardService
+from echelon.server.shard import Shard
 
 
 class Conversation:
-    """A question that cannot be granted is refused; whoever makes no sense is hung up on."""
+    """The session of one trainer with this shard.
 
-    def __init__(self, role: Role, connection: Connection, *, memory: bool) -> None:
-        self._role, self._shard, self._memory = role, role.shard, memory
+    `memory`: the connection is a unix socket, over which trainer and shard can share memory.
+    """
+
+    def __init__(self, service: ShardService, connection: Connection, *, memory: bool) -> None:
+        self._service, self._shard, self._memory = service, service.shard, memory
         self._connection = connection
         connection.limit = messages.LIMIT
-        self.member = -1
+        self._member = -1
+        """The trainer's number, from its SET_UP on."""
         self._asked = 0
+        """Number of the question that is being answered."""
         self._seat: Seat | None = None
         self._upload: tuple[Part, dict[str, Any]] | None = None
-        self._rows = RowTalk(role.shard, connection, memory=memory)
+        """Room for an upload whose tensors come next, and what was said about it."""
+        self._rows = RowTalk(service.shard, connection, memory=memory)
 
     def run(self) -> None:
-        """Until the trainer is gone, or this process ends."""
+        """Handle frames until the trainer leaves or its connection is lost."""
+        # These come in every step and are answered, if at all, when the gate decides.
         handlers: Mapping[int, Callable[[Frame], None]] = {
             Kind.PUSH: self._push,
             Kind.GRADIENTS: self._gradients,
-            Kind.ROW_GRADIENTS: lambda frame: self._rows.gradients(frame, self.member),
+            Kind.ROW_GRADIENTS: lambda frame: self._rows.gradients(frame, self._member),
             Kind.PULL: self._pull,
         }
+        # These are answered right away, by ANSWER or by REFUSED.
         questions: Mapping[int, Callable[[Frame], None]] = {
             Kind.SET_UP: self._set_up,
             Kind.ROOM: self._room,
@@ -90,9 +102,9 @@ class Conversation:
         finally:
             self._connection.close()
             if self._seat is not None:
-                self._shard.stand_up(self.member, self._seat)
+                self._shard.stand_up(self._member, self._seat)
                 self._seat.close()
-            self._role.left(self)
+            self._service.left(self._member, self)
 
     def _grant(self, question: Callable[[Frame], None], frame: Frame) -> None:
         self._asked = frame.seq
@@ -107,15 +119,15 @@ class Conversation:
         body = [] if document is None else [messages.to_bytes(document)]
         self._connection.send(Kind.ANSWER, head or {}, body, seq=self._asked)
 
-    # Questions.
+    # Set-up and shared memory
 
     def _set_up(self, frame: Frame) -> None:
         member = frame.fields().get("member")
         document = messages.take(self._connection, frame)
         if type(member) is not int or not 0 <= member < 1 << 32 or self._seat is not None:
             raise PeerError(f"a set-up by member {member!r}")
-        self.member = member
-        self._role.set_up(self, document)
+        self._member = member
+        self._service.set_up(member, self, document)
         holding = self._shard.holding
         self._connection.limit = max(messages.LIMIT, 8 * holding.partition.bytes(holding.shard))
         if not self._memory:
@@ -133,7 +145,10 @@ class Conversation:
         )
 
     def _room(self, frame: Frame) -> None:
-        """The trainer's memory; over a unix socket alone."""
+        """Receive the trainer's memory for gradients, and for weights unless it shares the shard's.
+
+        If it does, shard 0 answers with the memory of all shards' weights.
+        """
         holding, shared = self._shard.holding, bool(frame.fields().get("shared"))
         if not self._memory or (shared and not holding.shared) or self._seat is not None:
             raise PeerError("memory is shared that nobody asked for")
@@ -153,6 +168,12 @@ class Conversation:
             assert holding.segment is not None
             self._connection.send_segment(holding.segment)
 
+    def _sit(self, seat: Seat) -> None:
+        self._seat = seat
+        self._shard.sit(self._member, seat)
+
+    # Uploads and checkpoints
+
     def _begin_upload(self, frame: Frame) -> None:
         document = messages.take(self._connection, frame)
         match document:
@@ -168,21 +189,24 @@ class Conversation:
             raise PeerError("tensors of an upload that never began")
         (part, document), self._upload = self._upload, None
         self._connection.take(part.body())
-        self._role.load(part, document["incarnation"], document["gate"])
+        self._service.load(part, document["incarnation"], document["gate"])
         self._answer()
 
     def _cut(self, _: Frame) -> None:
+        """Send the shard's part of a checkpoint, at one version."""
         with self._shard.order.quiet():
             part = self._shard.holding.flats.part()
-            self._answer({}, {"part": part.head(), "gate": self._role.gate_state()})
+            self._answer({}, {"part": part.head(), "gate": self._service.gate_state()})
             self._connection.send(Kind.ANSWER, {}, part.body(), seq=self._asked)
+
+    # Generations and small calls
 
     def _enter(self, frame: Frame) -> None:
         match frame.fields():
             case {"generation": int(generation), "members": list(members)} if all(
                 type(member) is int for member in members
             ):
-                self._role.gate.enter(generation, members)
+                self._service.gate.enter(generation, members)
             case _:
                 raise PeerError("a generation must have a number and members")
         self._answer()
@@ -191,44 +215,41 @@ class Conversation:
         self._answer({}, self._replied(frame.fields()))
 
     def _replied(self, question: dict[str, Any]) -> dict[str, Any]:
-        role = self._role
+        service = self._service
         match question:
             case {"name": "figures"}:
-                return role.figures(self.member)
+                return service.figures(self._member)
             case {"name": "records", "recorded": int(recorded)}:
-                return {"records": role.gate.records(recorded)}
+                return {"records": service.gate.records(recorded)}
             case {"name": "observe", "schedule": dict(schedule)}:
-                role.gate.observe(schedule)
+                service.gate.observe(schedule)
             case {"name": "uploaded", "incarnation": int(incarnation)}:
-                role.uploaded(incarnation)
+                service.uploaded(incarnation)
             case {"name": "rest"}:
-                role.gate.rest(self.member)
+                service.gate.rest(self._member)
             case {"name": "leave_out", "lease": [int(epoch), int(start), int(stop)]}:
-                role.gate.leave_out(self.member, Lease(epoch, start, stop))
+                service.gate.leave_out(self._member, Lease(epoch, start, stop))
             case {"name": "ledger"}:
-                return {"ledger": role.gate.state()["ledger"]}
+                return {"ledger": service.gate.state()["ledger"]}
             case _:
                 raise PeerError(f"asks for {question.get('name')!r}, which is not known")
         return {}
 
-    # Updates.
+    # Pushes and pulls
 
     def _gradients(self, frame: Frame) -> None:
+        """Take one chunk of gradients, sent before its push is complete."""
         self._present().stage([unpack_chunk(frame.head)], frame)
 
     def _push(self, frame: Frame) -> None:
         head, seat = unpack_push(frame.head), self._present()
         seat.stage(head.chunks, frame)
-        self._shard.staged(self.member, frame.seq, seat)
-        self._role.pushed(self, frame.seq, head)
+        self._shard.staged(self._member, frame.seq, seat)
+        self._service.pushed(self._member, frame.seq, head)
 
     def _pull(self, frame: Frame) -> None:
         self._present()
-        self._role.gate.pull(self.member, frame.seq, begin=frame.head != b"look")
-
-    def _sit(self, seat: Seat) -> None:
-        self._seat = seat
-        self._shard.sit(self.member, seat)
+        self._service.gate.pull(self._member, frame.seq, begin=frame.head != b"look")
 
     def _present(self) -> Seat:
         if self._seat is None:
@@ -236,36 +257,32 @@ class Conversation:
         return self._seat
 
 
-# --- row_talk ---
-# What one trainer says to a shard about the rows of tables.
-#
-# ROWS ahead      ids of the next batch: their rows, while the trainer is at work on this one
-# ROW_CHANGES     those rows again, where updates have changed them since
+# Rows of tables
 
 _MOST_AHEAD = 1024
-_LARGEST = 1 << 40
-
-
-class _Ahead(NamedTuple):
-    """What a trainer has of rows that it will ask for again."""
-
-    held: Rows
-    turn: int
-    ids: Tensor
-    rows: Tensor | None
-    """Where they are, if that is shared memory."""
+"""Early lookups that are remembered for each trainer."""
+_MOST_ROWS = 1 << 40
+"""Bound on row numbers in a request for a part of a table."""
 
 
 class RowTalk:
-    """A part of a conversation; whoever makes no sense is hung up on."""
+    """Requests of one trainer about rows of tables.
+
+    A trainer can look rows up one batch early, and fetch later only what has changed:
+
+        ROWS           ids of the next batch ─▶ their rows, while the trainer computes this one
+        ROW_CHANGES    number of that request ─▶ those of its rows that updates have changed since
+    """
 
     def __init__(self, shard: Shard, connection: Connection, *, memory: bool) -> None:
         self._shard, self._connection, self._memory = shard, connection, memory
         self._areas: dict[int, Tensor] = {}
-        """Memory that the trainer shares."""
+        """Memory that the trainer shares, by the number of its area."""
         self._ahead: dict[int, _Ahead] = {}
+        """Early lookups, by request number."""
 
     def rows(self, frame: Frame) -> None:
+        """Answer with the rows of some ids, in shared memory or in the answer itself."""
         head = unpack_rows(frame.head)
         held = self._shard.tables.at(head.table)
         if head.size > most_rows(held.spec.width):
@@ -273,7 +290,7 @@ class RowTalk:
         if head.shared:
             shapes = pull_shapes(head.size, held.spec.width)
             theirs, out = carve(self._area(head.area), head.place, shapes)
-            ids = theirs.clone()  # the trainer may write there again, but these are remembered
+            ids = theirs.clone()  # kept after the answer, when the trainer may reuse its memory
         else:
             if frame.size != 8 * head.size:
                 raise PeerError(f"asks for {head.size} rows with {frame.size:,} bytes of ids")
@@ -286,7 +303,8 @@ class RowTalk:
         self._answer(frame, body=() if head.shared else (found,))
 
     def changes(self, frame: Frame) -> None:
-        """Those of rows that were sent ahead, each once."""
+        """Answer with the changed rows of an early lookup, or GONE. Each lookup is good for one
+        such request."""
         number = unpack_rows(frame.head).place
         ahead = self._ahead.pop(number, None)
         if ahead is None or not self._shard.tables.has(ahead.held):
@@ -310,12 +328,12 @@ class RowTalk:
         self._answer(frame)
 
     def state(self, frame: Frame) -> None:
-        """How much of it there is, or a piece."""
+        """Answer with one part of a table's state, or with the sizes of all of it."""
         held = self._shard.tables.at(_table(frame))
         with self._shard.order.quiet():
             match frame.fields():
                 case {"start": int(start), "count": int(count)} if (
-                    0 <= start < _LARGEST and 0 < count < _LARGEST
+                    0 <= start < _MOST_ROWS and 0 < count < _MOST_ROWS
                 ):
                     part, following = held.part(start, count)
                     head = {
@@ -338,12 +356,13 @@ class RowTalk:
         self._answer(frame)
 
     def gradients(self, frame: Frame, member: int) -> None:
+        """Stage a table's gradients, as a part of the push with the frame's number."""
         head = unpack_rows(frame.head)
         if head.shared:
             held = self._shard.tables.at(head.table)
             shapes = push_shapes(head.size, held.spec.width, head.counted)
             ids, *rest = carve(self._area(PUSHES), head.place, shapes)
-            body = [held.own(ids), *rest]  # once looked at, they have to stay as they are
+            body = [held.own(ids), *rest]  # a copy: the trainer could change checked ids
         else:
             body = self._shard.tables.blank(head, frame.size)
             self._connection.take(body)
@@ -351,7 +370,7 @@ class RowTalk:
 
     def _remember(self, number: int, ahead: _Ahead) -> None:
         self._ahead[number] = ahead
-        while len(self._ahead) > _MOST_AHEAD:  # a trainer that never comes back to them
+        while len(self._ahead) > _MOST_AHEAD:  # the trainer never fetched their changes
             del self._ahead[next(iter(self._ahead))]
 
     def _answer(self, frame: Frame, head: bytes = b"", body: Sequence[Tensor] = ()) -> None:
@@ -370,11 +389,23 @@ def _table(frame: Frame) -> int:
     return found
 
 
-# --- peer_talk ---
-# What another shard says to the gate.
+class _Ahead(NamedTuple):
+    """An early lookup, whose changes the trainer may fetch later."""
+
+    held: Rows
+    turn: int
+    """The table's `turn` before the rows were read."""
+    ids: Tensor
+    rows: Tensor | None
+    """The rows as the trainer has them, if they are in shared memory."""
+
+
+# Other shards
 
 
 class PeerTalk:
+    """The session of another shard with the gate. gate_link.py draws the messages."""
+
     def __init__(self, desk: Desk, shard: Shard, connection: Connection) -> None:
         self._desk, self._shard, self._connection = desk, shard, connection
         self._index = -1
@@ -415,7 +446,7 @@ class PeerTalk:
                 raise PeerError(f"said {kind} to the gate, which makes no sense")
 
     def _lend(self, size: int) -> None:
-        """The memory of all weights, for a shard of this host."""
+        """Share the memory of all weights with a shard on this host, if its size fits."""
         segment = self._shard.holding.segment
         fits = segment is not None and segment.size == size
         self._connection.send(Kind.ANSWER, {"shared": fits})

@@ -1,11 +1,14 @@
-"""Flat weights, optimizer state and rows of one shard.
+"""What one shard holds: flat weights with their optimizer state, and rows of tables.
 
-A shard's weights and optimizer state, flat, and how updates are applied to them in place.
+`Flats` has the dense weights: a few flat ranges, updated in place, chunk by chunk.
 
     staged push 0 ─┐
     staged push 1 ─┴─▶ Σ, in cache ─▶ one fused kernel: weights, state        chunk by chunk
 
-Whoever drives `apply` may send a chunk on its way while the next one is worked on.
+`Flats.apply` is a generator: its caller can send a finished chunk while the next one is computed.
+
+`Tables` has the rows. Their staged gradients belong to a push like the dense ones: the entry that
+names the push applies both, or neither.
 """
 
 from __future__ import annotations
@@ -34,37 +37,28 @@ from echelon.optim.step import Stepper
 from echelon.optim.tables import RowGradients, Rows, merged
 from echelon.server.decisions import Entry, Staged
 
-# --- flats ---
+# Dense weights
 
 CHUNK = 1 << 22
-"""Bytes of weights that are updated by one kernel call: it costs 5 µs of Python."""
+"""Bytes of weights that one kernel call updates. A call costs 5 µs of Python."""
 Grads = Sequence[Tensor]
 """One push's gradients, per range."""
 
 
 class Done(NamedTuple):
-    """Weights [start, stop) of a range are the new ones."""
+    """A finished chunk: weights [start, stop) of a range have their new values."""
 
     range: int
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
-    """What a push was computed on, to make up for what has happened since."""
-
-    base: Sequence[Tensor]
-    strength: float
-
-    def compensate_(self, grad: Tensor, weights: Tensor, base: Tensor) -> None:
-        """g + λ·g²·(w_now − w_then): Zheng et al. 2017, the Hessian's diagonal taken for g²."""
-        moved = weights.sub(base).mul_(grad).mul_(grad)
-        grad.add_(moved, alpha=self.strength)
-
-
 class Flats:
-    """One shard's ranges. `weights` may be given: views of memory that others see, too."""
+    """The flat weights and optimizer state of one shard.
+
+    `weights` may be given, as views of shared memory. `chunk`: bytes that one kernel call updates.
+    A range is cut into pieces of at most a chunk; each piece has a fused optimizer of its own.
+    """
 
     def __init__(
         self,
@@ -89,16 +83,6 @@ class Flats:
         self._lay([[(0, held.size, 0.0)] for held in self._ranges])
         self._scratch: dict[torch.dtype, Tensor] = {}
 
-    def reduce(self, pushes: Sequence[Grads]) -> float:
-        """Add all pushes to the first one, in place; returns the square of the sum's norm.
-
-        For clipping by global norm, which has to know all of it before anything is applied.
-        """
-        first, *others = pushes
-        for push in others:
-            torch._foreach_add_(list(first), list(push))
-        return float(global_norm(list(first))) ** 2
-
     def apply(
         self,
         pushes: Sequence[Grads],
@@ -112,9 +96,9 @@ class Flats:
     ) -> Iterator[Done]:
         """Update all weights with Σ pushes · `scale` · `clip`, at `factor` times the learning rate.
 
-        It has to be driven to its end. Staged gradients may be changed by it. `limit`: single
-        values are clipped to it; `missing`: parameters nobody has a gradient of, which stay what
-        they are; `stale`: per push, what it is to be compensated for.
+        The caller has to iterate to the end. The pushes may be changed. `limit`: single values are
+        clipped to it; `missing`: parameters without a gradient, which keep their values; `stale`:
+        per push, what to compensate it for, or None.
         """
         skipped = self._skipped(missing) if missing else set()
         plain = len(pushes) == 1 and limit is None and not any(stale)
@@ -134,13 +118,18 @@ class Flats:
                     piece.step(grad, factor, 1.0, clip)
                 yield Done(at, start, stop)
 
-    def apply_whole(self, pushes: Sequence[Grads], *, scale: float, factor: float) -> None:
-        """`apply`, in one go."""
-        for _ in self.apply(pushes, scale=scale, factor=factor):
-            pass
+    def reduce(self, pushes: Sequence[Grads]) -> float:
+        """Add all pushes to the first one, in place, and return the squared norm of the sum.
+
+        Clipping by global norm needs it before anything is applied.
+        """
+        first, *others = pushes
+        for push in others:
+            torch._foreach_add_(list(first), list(push))
+        return float(global_norm(list(first))) ** 2
 
     def part(self) -> Part:
-        """Everything that makes up this shard; tensors are not copied."""
+        """Return weights, optimizer state and options of this shard. Tensors are not copied."""
         counted = any("step" in rule.keys for rule in self._rules.values())
         steps = [_merged(piece.run for piece in pieces) for pieces in self._pieces]
         groups = {
@@ -151,9 +140,9 @@ class Flats:
         return Part(self.weights, self._state, steps if counted else [], groups)
 
     def load(self, part: Part) -> None:
-        """Become what `part` says, or refuse all of it.
+        """Load a part, or raise CheckpointError and change nothing.
 
-        Without options the job's own are kept; without state it is as before the first update.
+        Without options in it the job's own are kept; without state, the state is a new one.
         """
         chosen = {word: self._rules[word].checked(part.groups[word]) for word in part.groups}
         if lacking := set(self._words) - chosen.keys() if chosen else None:
@@ -181,20 +170,25 @@ class Flats:
                 mine.copy_(theirs)
 
     def _keys(self) -> set[str]:
+        """Return what the optimizer keeps for each weight, and `step` if it counts updates."""
         return set().union(*(self._rules[word].keys for word in self._words))
 
+    def _blank_state(self) -> dict[str, list[Tensor]]:
+        return {key: self._zeros() for key in sorted(self._keys() - {"step"})}
+
     def _zeros(self) -> list[Tensor]:
-        # `zero_` rather than `zeros`: memory is touched now, not in the first update.
+        # `zero_` rather than `zeros` touches the memory now, not in the first update.
         return [
             torch.empty(held.size, dtype=dtype).zero_()
             for held, dtype in zip(self._ranges, self._dtypes, strict=True)
         ]
 
-    def _blank_state(self) -> dict[str, list[Tensor]]:
-        return {key: self._zeros() for key in sorted(self._keys() - {"step"})}
-
     def _lay(self, steps: Sequence[Sequence[Run]]) -> None:
-        """Cut all ranges into pieces of at most a chunk whose values had as many updates each."""
+        """Cut all ranges into pieces of at most a chunk.
+
+        `steps`: per range, runs of weights that had the same number of updates. They differ once a
+        parameter had no gradient; no piece reaches over two runs.
+        """
         self._pieces = [
             [self._piece(at, run) for run in self._chunks(at, runs)]
             for at, runs in enumerate(steps)
@@ -211,7 +205,7 @@ class Flats:
         return Piece(self._rules[self._words[at]], run, self.weights[at], state)
 
     def _sum(self, pushes: Sequence[Grads], at: int, piece: Piece) -> Tensor:
-        """Of all pushes for one piece, in memory that stays in the cache."""
+        """Return Σ pushes for one piece, in scratch memory that stays in the cache."""
         found = self._scratch_for(piece)
         span = slice(piece.start, piece.stop)
         torch.add(pushes[0][at][span], pushes[1][at][span], out=found)
@@ -227,7 +221,7 @@ class Flats:
         scale: float,
         stale: Sequence[Stale | None],
     ) -> Tensor:
-        """Σ pushes · scale for one piece, each made up for its staleness."""
+        """Return Σ pushes · scale for one piece, each push compensated for its staleness."""
         found = self._scratch_for(piece).zero_()
         span = slice(piece.start, piece.stop)
         for push, past in zip_longest(pushes, stale):
@@ -245,7 +239,7 @@ class Flats:
         return scratch[:size]
 
     def _skipped(self, missing: Collection[int]) -> set[tuple[int, int]]:
-        """(range, start) of the pieces that hold these parameters and nothing else."""
+        """Cut pieces so that these parameters have their own; return those as (range, start)."""
         slots = [self._partition.layout.slots[at] for at in missing]
         found: set[tuple[int, int]] = set()
         for at, held in enumerate(self._ranges):
@@ -263,7 +257,7 @@ class Flats:
         return found
 
     def _cut(self, at: int, place: int) -> None:
-        """See to it that no piece reaches over `place`."""
+        """Cut the piece that reaches over `place` in two."""
         pieces = self._pieces[at]
         for index, piece in enumerate(pieces):
             start, stop, count = piece.run
@@ -273,61 +267,21 @@ class Flats:
                 return
 
 
-def _within(held: Range, flat: int, start: int, stop: int) -> tuple[int, int] | None:
-    """Values [start, stop) of a flat as far as the range has them, counted from its beginning."""
-    low, high = max(start, held.start), min(stop, held.stop)
-    return (low - held.start, high - held.start) if flat == held.flat and low < high else None
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Delay compensation of one push (DC-ASGD): the weights it was computed with, and λ."""
 
+    base: Sequence[Tensor]
+    strength: float
 
-def _merged(runs: Iterable[Run]) -> list[Run]:
-    found: list[Run] = []
-    for start, stop, count in runs:
-        if found and found[-1][2] == count:
-            found[-1] = (found[-1][0], stop, count)
-        else:
-            found.append((start, stop, count))
-    return found
-
-
-# --- pieces ---
-# A stretch of a shard's weights that is updated by one kernel call.
-
-
-class Rule:
-    """How weights of one kind, penalised or not, are updated."""
-
-    def __init__(self, section: OptimizerSection, penalised: bool) -> None:
-        self._section = section
-        self._penalised = penalised
-        self._sample = build_for(section, [nn.Parameter(torch.zeros(1))], penalised)
-        group = self._sample.param_groups[0]
-        self.options = options_of(group) | {"initial_lr": float(group["lr"])}
-
-    @property
-    def keys(self) -> set[str]:
-        """What is kept for each weight, `step` among it where updates are counted."""
-        found = state_keys(self._sample, self._sample.param_groups[0] | self.options)
-        assert found is not None, f"{self._section.name} keeps what nobody knows"
-        return found
-
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Saved options, if they are of the same optimizer."""
-        return same_options(self.options, dict(options))
-
-    def stepper(self, weights: Tensor, state: Mapping[str, Tensor]) -> Stepper:
-        """Steps `weights` in place, and `state` with them."""
-        parameter = nn.Parameter(weights, requires_grad=False)
-        optimizer = build_for(self._section, [parameter], self._penalised)
-        group = optimizer.param_groups[0]
-        group["initial_lr"] = group["lr"]
-        set_options(group, self.options)
-        if state:
-            optimizer.state[parameter] = dict(state)
-        return Stepper(optimizer, [("", parameter)])
+    def compensate_(self, grad: Tensor, weights: Tensor, base: Tensor) -> None:
+        """g ← g + λ·g²·(w_now − w_then): Zheng et al. 2017, with g² for the Hessian's diagonal."""
+        moved = weights.sub(base).mul_(grad).mul_(grad)
+        grad.add_(moved, alpha=self.strength)
 
 
 class Piece:
-    """Weights [start, stop) of a range."""
+    """Weights [start, stop) of a range, which one kernel call updates."""
 
     __slots__ = ("_group", "_lane", "_stepper", "start", "stop", "weights")
 
@@ -344,7 +298,7 @@ class Piece:
 
     @property
     def run(self) -> Run:
-        """Where it lies, and its updates so far; 0 where the optimizer does not count them."""
+        """Return start, stop and the number of updates; 0 if the optimizer does not count them."""
         held = self._stepper.optimizer.state.get(self.weights, {})
         return self.start, self.stop, float(held.get("step", 0.0))
 
@@ -353,12 +307,14 @@ class Piece:
         return options_of(self._group)
 
     def step(self, grad: Tensor, factor: float, scale: float, clip: float = 1.0) -> None:
-        """One update; `grad` counts `scale` · `clip` times what it is, and may be changed."""
-        if self._lane is not None:  # nobody else gets at this optimizer: nothing to look out for
+        """Make one update with `grad` · `scale` · `clip`. `grad` may be changed."""
+        # No other code has this optimizer, so the checks of `Stepper.step` (hooks, changed groups)
+        # are not needed.
+        if self._lane is not None:
             self._group["lr"] = self._group["initial_lr"] * factor
             self._lane.update([grad], scale * clip)
             return
-        if clip != 1.0:  # rounded as a single process does it, before penalties are added
+        if clip != 1.0:  # round as a single process does, which clips after it has divided
             grad.mul_(scale)
             scale = clip
         self.weights.grad = grad
@@ -366,17 +322,69 @@ class Piece:
         self.weights.grad = None
 
 
-# --- tables ---
-# A shard's part of all tables: rows by id, and what trainers have staged for them.
-#
-# Staged gradients are part of a push: they are applied with it, by the same entry, or not at all.
+class Rule:
+    """The optimizer's settings for weights of one kind, penalised or not."""
+
+    def __init__(self, section: OptimizerSection, penalised: bool) -> None:
+        self._section = section
+        self._penalised = penalised
+        self._sample = build_for(section, [nn.Parameter(torch.zeros(1))], penalised)
+        group = self._sample.param_groups[0]
+        self.options = options_of(group) | {"initial_lr": float(group["lr"])}
+
+    @property
+    def keys(self) -> set[str]:
+        """Return what is kept for each weight, including `step` if updates are counted."""
+        found = state_keys(self._sample, self._sample.param_groups[0] | self.options)
+        assert found is not None, f"{self._section.name} keeps what nobody knows"
+        return found
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return saved options. Raises CheckpointError if they are of another optimizer."""
+        return same_options(self.options, dict(options))
+
+    def stepper(self, weights: Tensor, state: Mapping[str, Tensor]) -> Stepper:
+        """Return a stepper that updates `weights` and `state` in place."""
+        parameter = nn.Parameter(weights, requires_grad=False)
+        optimizer = build_for(self._section, [parameter], self._penalised)
+        group = optimizer.param_groups[0]
+        group["initial_lr"] = group["lr"]
+        set_options(group, self.options)
+        if state:
+            optimizer.state[parameter] = dict(state)
+        return Stepper(optimizer, [("", parameter)])
+
+
+def _within(held: Range, flat: int, start: int, stop: int) -> tuple[int, int] | None:
+    """Return the part of a flat's values [start, stop) that the range has, counted from the
+    range's start; None if it has none of them."""
+    low, high = max(start, held.start), min(stop, held.stop)
+    return (low - held.start, high - held.start) if flat == held.flat and low < high else None
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    """Join runs of equal counts."""
+    found: list[Run] = []
+    for start, stop, count in runs:
+        if found and found[-1][2] == count:
+            found[-1] = (found[-1][0], stop, count)
+        else:
+            found.append((start, stop, count))
+    return found
+
+
+# Rows of tables
 
 _Parts = dict[int, list[RowGradients]]
 Sums = dict[int, RowGradients]
+"""Summed gradients, by the number of their table."""
 
 
 class Tables:
-    """Of one shard. `apply` is called in the gate's order; pulls come from any thread."""
+    """One shard's part of all tables: its rows, and the gradients that trainers have staged.
+
+    Updates come in the gate's order, one at a time. Pulls come from any thread.
+    """
 
     def __init__(self, specs: Any) -> None:
         if not isinstance(specs, list) or len(specs) > MOST_TABLES:
@@ -401,11 +409,16 @@ class Tables:
         return self.at(table).pull(ids, out)
 
     def has(self, held: Rows) -> bool:
-        """Whether these are the rows of one of the tables still."""
+        """Return whether these are the rows of a table still; `clear` replaces them."""
         return any(held is rows for rows in self._rows)
 
+    def at(self, table: int) -> Rows:
+        if not 0 <= table < len(self._rows):
+            raise PeerError(f"asks for table {table} of {len(self._rows)}")
+        return self._rows[table]
+
     def blank(self, head: RowHead, size: int) -> list[Tensor]:
-        """Room for a message of gradients: ids, sums and perhaps counts."""
+        """Return room for a message of gradients of `size` bytes: ids, sums and perhaps counts."""
         width = self.at(head.table).spec.width
         each = 8 + 4 * width + (4 if head.counted else 0)
         if not head.size or size != head.size * each:
@@ -414,7 +427,11 @@ class Tables:
         return [*body, torch.empty(head.size, dtype=torch.int32)] if head.counted else body
 
     def stage(self, member: int, seq: int, head: RowHead, body: Sequence[Tensor]) -> None:
-        """A message of `blank`'s form is here. A push that is sent again is staged once."""
+        """Stage a received message of gradients for push `seq`.
+
+        `head.more` adds to the messages before it. Otherwise it replaces them, so a push that is
+        sent again is staged once.
+        """
         ids, sums = body[:2]
         order = ids.numpy()
         if not (order[1:] > order[:-1]).all():
@@ -426,10 +443,25 @@ class Tables:
         before = held[1].get(head.table, []) if head.more else []
         held[1][head.table] = [*before, RowGradients(ids, sums, counts)]
 
+    def forget(self, member: int, seq: int | None = None) -> None:
+        """Drop what a member has staged, up to push `seq` if it is given."""
+        held = self._staged.get(member)
+        if held is not None and (seq is None or held[0] <= seq):
+            del self._staged[member]
+
     def reduce(self, pushes: Sequence[Staged]) -> float:
-        """Add up what these pushes brought; returns the square of the sums' norm."""
+        """Add up the staged gradients of these pushes, and return the squared norm of the sums.
+
+        `summed` returns the sums afterwards.
+        """
         self._sum_up(pushes)
         return sum(float(found.sums.double().square().sum()) for found in self._summed.values())
+
+    def summed(self, entry: Entry) -> Sums:
+        """Return the summed gradients of an entry. `reduce` has made them if it is measured."""
+        if not entry.measured:
+            self._sum_up(entry.pushes)
+        return self._summed
 
     def _sum_up(self, pushes: Sequence[Staged]) -> None:
         parts: _Parts = {}
@@ -440,40 +472,24 @@ class Tables:
                     parts.setdefault(table, []).extend(found)
         self._summed = {table: merged(found) for table, found in parts.items()}
 
-    def summed(self, entry: Entry) -> Sums:
-        """What an entry's pushes brought, by table."""
-        if not entry.measured:
-            self._sum_up(entry.pushes)
-        return self._summed
-
     def repeat(self, entry: Entry, sums: Sums, scale: float) -> None:
-        """What the shard did whose twin this is."""
-        self._summed = sums
-        self._update(entry, scale)
+        """Apply an entry's summed gradients, and drop what was staged for it.
 
-    def apply(self, entry: Entry, scale: float) -> None:
-        """Every table comes to the entry's version, whether it has rows in it or not."""
-        self.summed(entry)
-        self._update(entry, scale)
-
-    def _update(self, entry: Entry, scale: float) -> None:
+        The shard and its twin both call it. All tables come to the entry's version, even those
+        without a row in it.
+        """
         for at, rows in enumerate(self._rows):
-            ids, sums, counts = self._summed.get(at) or _nothing(rows.spec.width)
+            ids, summed, counts = sums.get(at) or _nothing(rows.spec.width)
             if entry.limit is not None:
-                sums.mul_(scale).clamp_(-entry.limit, entry.limit)
+                summed.mul_(scale).clamp_(-entry.limit, entry.limit)
             once = scale if entry.limit is None else 1.0
-            rows.push(ids, sums, counts, factor=entry.factor, version=entry.version, scale=once)
+            rows.push(ids, summed, counts, factor=entry.factor, version=entry.version, scale=once)
         self._summed = {}
         for push in entry.pushes:
             self.forget(push.member, push.seq)
 
-    def forget(self, member: int, seq: int | None = None) -> None:
-        held = self._staged.get(member)
-        if held is not None and (seq is None or held[0] <= seq):
-            del self._staged[member]
-
     def pieces(self) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-        """All rows of all tables, for `load`: heads and bodies of messages."""
+        """Yield heads and bodies of messages that bring all rows of all tables to a twin."""
         for at, rows in enumerate(self._rows):
             each = sum(value[:1].nbytes for value in rows.blank().values())
             start: int | None = 0
@@ -486,7 +502,7 @@ class Tables:
         self.at(table).load(state, more=more)
 
     def blank_sums(self, sizes: Any) -> Sums:
-        """Room for what `lengths` says of another one's sums."""
+        """Return room for another process's sums, whose sizes `lengths` has listed."""
         found: Sums = {}
         for at, size in sizes:
             ids = torch.empty(size, dtype=torch.int64)
@@ -503,11 +519,6 @@ class Tables:
         }
         return found | waiting
 
-    def at(self, table: int) -> Rows:
-        if not 0 <= table < len(self._rows):
-            raise PeerError(f"asks for table {table} of {len(self._rows)}")
-        return self._rows[table]
-
 
 def _nothing(width: int) -> RowGradients:
     none = torch.empty(0, dtype=torch.int64)
@@ -515,8 +526,10 @@ def _nothing(width: int) -> RowGradients:
 
 
 def lengths(sums: Sums) -> list[list[int]]:
+    """Return (table, number of rows) of all sums, for `Tables.blank_sums`."""
     return [[at, len(found.ids)] for at, found in sums.items()]
 
 
 def flat(sums: Sums) -> list[Tensor]:
+    """Return all tensors of the sums in one list, to send or receive them."""
     return [tensor for found in sums.values() for tensor in found]

@@ -1,4 +1,4 @@
-"""The short way round torch's Python is taken when it is the same, and only then."""
+"""A step calls fused kernels directly if the result is the same, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers and trainers as real processes, with deadlines; a failing one's output is shown."""
+"""Servers and trainers as real processes, with deadlines. The output of a failing one is shown."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from echelon.comm.channel import Connection
 from echelon.comm.ps.client import Servers
 from echelon.comm.ps.messages import ShardAddress
-from echelon.server.peers import Twin
 from echelon.server.process import serve
+from echelon.server.replication import Twin
 from echelon.server.shard import ServerSettings
 from tests.children import Child, answers, fork, wait
 

@@ -1,4 +1,4 @@
-"""A trainer whose samples are spoilt: it harms all others, unless updates are judged by merit."""
+"""Trainers with spoilt samples harm the others, unless the gate judges updates by merit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from echelon.server.accounting import PATIENCE, Merits, merits_of
 from echelon.server.decisions import Push, Round
 from echelon.server.gate import Gate
 from echelon.server.weights import Flats
-from echelon.strategy.parameter_server.gradients import Judge
+from echelon.strategy.parameter_server.merit import Judge
 
 TRAINERS = 3
 Columns = dict[str, Tensor]
@@ -93,7 +93,9 @@ class Crew:
         for decision in self.gate.push(0.0, member, Push(self._at, head)):
             if isinstance(decision, Round) and decision.pushes:
                 pushes = [self._staged[who] for who, _ in decision.pushes]
-                self.flats.apply_whole(pushes, scale=decision.scale, factor=decision.factor)
+                scale, factor = decision.scale, decision.factor
+                for _ in self.flats.apply(pushes, scale=scale, factor=factor):
+                    pass
 
     def accuracy(self, steps: int = 120) -> float:
         """On other held-out samples, the mean over the last quarter of the training."""

@@ -1,4 +1,4 @@
-"""Shares follow speed where samples take time, and stay equal where they do not."""
+"""Shares of a batch follow speed if samples take time, and stay equal if they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every update of all trainers together, by servers that are real processes."""
+"""Synchronous updates on real server processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import Alone, Job, close
+from tests.unit.server.small_job import Alone, Job, close
 
 STEPS = 4
 ADAM = OptimizerSection(name="adam", lr=0.01, l2=0.01)

@@ -1,4 +1,4 @@
-"""Tables of rows by id, made on first sight: where embeddings without a vocabulary live."""
+"""Tables of rows by id, for embeddings without a fixed vocabulary: rows are made on first use."""
 
 from echelon.optim.tables.table import RowGradients, Rows, merged
 

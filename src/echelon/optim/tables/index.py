@@ -1,14 +1,15 @@
-"""Id → slot hash table, admission counts.
+"""A hash table from ids to slots, searched for whole batches at a time; and admission of new ids.
 
-Ids → slots: a hash table that is searched for whole batches at a time.
-
-    places:  ┌──┬──┬──┬──┬──┬──┐      0: nothing was ever here; 1: what was here is gone;
+    places:  ┌──┬──┬──┬──┬──┬──┐      0: never used; 1: its id was removed;
              │ 0│ 7│ 1│ 0│ 2│..│      else a slot, whose id is in `keys`
              └──┴──┴──┴──┴──┴──┘
-An id is looked for at places h, h + d, h + 2d, …, both of them from its hash. A place takes four
-bytes, and ids lie in the order of their slots, so there is nothing to move but places when the
-table grows; and those move a few at a time, with every insertion. Until all have moved, what is
-not found in the new places is looked for in the old ones.
+An id is looked for at places h, h + d, h + 2d, …, where h and d come from its hash. A place takes
+four bytes, and ids lie in the order of their slots, so only places have to move when the table
+grows. They move a few at a time, with every insertion. Until all have moved, an id that is not
+found in the new places is looked for in the old ones.
+
+`Waiting` counts ids that may get a row later. `reserve` makes the arrays of a table, which grow
+without being copied.
 """
 
 from __future__ import annotations
@@ -26,73 +27,34 @@ from torch import Tensor
 
 from echelon.core.errors import TrainingError
 
-# --- reserve ---
-# Arrays that grow without being copied.
-#
-# Addresses are reserved for more than will ever be used, and the system gives memory to them page
-# by page when they are first written. So nothing has to move when a table grows, and what is
-# gathered from is always one array.
-
-MOST = (1 << 31) - 2
-"""Slots are 32-bit numbers."""
-_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names it from 3.13 on
-_FIRST = 1 << 21
-"""Bytes with ordinary pages: a small table should not take several large ones."""
+Ids = NDArray[np.int64]
+Places = NDArray[np.int32]
 
 
 class Column(NamedTuple):
-    """What is kept for each slot: so many numbers (none: a single one) of a kind."""
+    """An array with numbers for each slot."""
 
     dtype: torch.dtype
     width: int | None = None
+    """Numbers for each slot; None: one, and the array has one dimension."""
 
     @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * (1 if self.width is None else self.width)
 
 
-def reserve(columns: Mapping[str, Column]) -> dict[str, Tensor]:
-    """Zeros for as many slots as this machine could ever hold, all columns alike."""
-    each = sum(column.nbytes for column in columns.values())
-    slots = min(MOST, 2 * _physical() // each)
-    while True:
-        try:
-            return {name: zeros(slots, column) for name, column in columns.items()}
-        except OSError as error:  # a limit on addresses (ulimit -v), or strict accounting
-            if slots < 1 << 16:
-                raise TrainingError(f"no memory for a table of rows: {error}") from None
-            slots //= 2
-
-
-def _physical() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def zeros(slots: int, column: Column) -> Tensor:
-    """For so many slots, in memory that is taken as it is written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-    memory = mmap.mmap(-1, slots * column.nbytes, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE") and len(memory) > 2 * _FIRST:
-        # Rows are gathered from all over: with small pages the addresses cost more than the data.
-        memory.madvise(mmap.MADV_HUGEPAGE, _FIRST)
-    whole = torch.frombuffer(memory, dtype=column.dtype, count=slots * (column.width or 1))
-    return whole if column.width is None else whole.view(slots, column.width)
-
-
-# --- index ---
-
-Ids = NDArray[np.int64]
-Places = NDArray[np.int32]
-
 NONE, GONE, FIRST = 0, 1, 2
-"""The slot of what is not there; the one that stands for what was removed; the first in use."""
+"""The slot of an id that is not there; the one that marks a removed id; the first that is used."""
 _SMALLEST = 1 << 12
+"""Places of a new table."""
 _FEW = 256
 _AHEAD = np.arange(1, 9)
-"""The last few ids look at several places at once: by then, a round costs more than its work."""
+"""The last `_FEW` ids of a search look at eight places at once: with so few, a round of NumPy calls
+costs more than its work."""
 _MOVES = 8
-"""Old places moved for each new id: all have, long before the new ones are full."""
+"""Old places moved for each new id: all have moved long before the new places are full."""
 _AT_LEAST = 1 << 13
+"""Old places moved at an insertion, at least."""
 _PLACE = Column(torch.int32)
 _MULTIPLIERS = np.array(0x9E3779B97F4A7C15, np.uint64), np.array(0xD6E8FEB86659FD93, np.uint64)
 _HALF, _QUARTER = np.uint64(32), np.uint64(16)
@@ -100,7 +62,7 @@ _ONE = np.uint64(1)
 
 
 class Index:
-    """Slots for distinct ids. The caller keeps what belongs to a slot, in arrays of its own."""
+    """Slots for distinct ids. The caller keeps the data of a slot, in arrays of its own."""
 
     def __init__(self, keys: Tensor) -> None:
         self._keys: Ids = keys.numpy()
@@ -108,16 +70,16 @@ class Index:
         self._old: Places | None = None
         self._moved = self._until = 0
         self._used = 0
-        """Places that are not 0, those of the removed among them."""
+        """Places that are not 0, including those of removed ids."""
         self._free: list[Ids] = []
         self.high = FIRST
         """All slots in use are below this."""
         self.count = 0
         self.removals = 0
-        """While this does not change, slots stay those of the ids they were found for."""
+        """Counts calls that removed ids. While it does not change, found slots stay valid."""
 
     def find(self, ids: Ids) -> Ids:
-        """The slot of each id; 0 for one that is not there."""
+        """Return the slot of each id; NONE for one that is not there."""
         hashed = _hash(ids)
         slots = _look(self._places, self._keys, ids, hashed)[0]
         if self._old is not None and len(missing := np.flatnonzero(slots == NONE)):
@@ -125,7 +87,7 @@ class Index:
         return slots
 
     def insert(self, ids: Ids) -> Ids:
-        """Slots for ids that are distinct, and not there yet."""
+        """Return new slots for ids that are distinct, and not there yet."""
         self._make_room(len(ids))
         slots = self._take(len(ids))
         self._keys[slots] = ids
@@ -140,7 +102,7 @@ class Index:
         hashed = _hash(ids)
         found = np.zeros_like(slots)
         for places in (self._places, self._old):
-            if places is not None and len(slots):  # what has moved is in the old places, too
+            if places is not None and len(slots):  # ids that have moved are in the old places, too
                 here, at = _look(places, self._keys, ids, hashed)
                 places[at[here != NONE]] = GONE
                 found |= here
@@ -151,26 +113,12 @@ class Index:
             self.removals += 1
 
     def settle(self) -> None:
-        """Move whatever has to be moved."""
+        """Move all places that have to move."""
         while self._old is not None:
             self._move(1 << 20)
 
-    def _take(self, count: int) -> Ids:
-        """Free slots. While places move none is used again: it could be taken for what it was."""
-        taken: list[Ids] = []
-        while count and self._free and self._old is None:
-            last = self._free.pop()
-            taken.append(last[:count])
-            if len(last) > count:
-                self._free.append(last[count:])
-            count -= len(taken[-1])
-        if self.high + count > len(self._keys):
-            raise TrainingError(f"a table of rows is full: it has {self.count:,} of them")
-        taken.append(np.arange(self.high, self.high + count))
-        self.high += count
-        return np.concatenate(taken)
-
     def _make_room(self, more: int) -> None:
+        """Go on moving places, or begin to, so that `more` ids fit."""
         if self._old is not None:
             self._move(max(_AT_LEAST, _MOVES * more))
         if 2 * (self._used + more) <= len(self._places):
@@ -188,18 +136,28 @@ class Index:
         self._moved += len(slots)
         ids = self._keys[self._moved - len(slots) : self._moved]
         hashed = _hash(ids)
-        if self._free:  # some of these slots are nobody's
+        if self._free:  # some of these slots are not in use
             own = _look(self._old, self._keys, ids, hashed)[0] == slots
             slots, hashed = slots[own], hashed[own]
         _put(self._places, hashed, slots)
         if self._moved == self._until:
             self._old = None
 
-
-def next_part(at: int, count: int, high: int) -> tuple[int, int]:
-    """The next so many slots of those below `high`, over and over; all of them if they are few."""
-    start = at if at < high and high - FIRST > count else FIRST
-    return start, min(start + count, high)
+    def _take(self, count: int) -> Ids:
+        """Allocate slots. While places move, freed slots are not reused, because a lookup may
+        still find the old id there."""
+        taken: list[Ids] = []
+        while count and self._free and self._old is None:
+            last = self._free.pop()
+            taken.append(last[:count])
+            if len(last) > count:
+                self._free.append(last[count:])
+            count -= len(taken[-1])
+        if self.high + count > len(self._keys):
+            raise TrainingError(f"a table of rows is full: it has {self.count:,} of them")
+        taken.append(np.arange(self.high, self.high + count))
+        self.high += count
+        return np.concatenate(taken)
 
 
 def _empty(size: int) -> Places:
@@ -207,32 +165,8 @@ def _empty(size: int) -> Places:
     return found
 
 
-def _hash(ids: Ids) -> NDArray[np.uint64]:
-    """Its upper half is good: every bit of it depends on all bits of the id.
-
-    Without the first fold, multiples of 2**32 and the like would only be multiplied: what follows
-    each other would lie in patterns, and some would be looked for at thousands of places.
-    """
-    whole = ids.view(np.uint64)
-    hashed = whole >> _HALF
-    hashed ^= whole
-    hashed *= _MULTIPLIERS[0]
-    hashed ^= hashed >> _HALF
-    hashed *= _MULTIPLIERS[1]
-    return hashed
-
-
-def _first(hashed: NDArray[np.uint64], size: int) -> Ids:
-    return (hashed >> np.uint64(65 - size.bit_length())).view(np.int64)
-
-
-def _stride(hashed: NDArray[np.uint64]) -> Ids:
-    """An odd one comes by all places."""
-    return ((hashed >> _QUARTER) | _ONE).view(np.int64)
-
-
 def _look(places: Places, keys: Ids, ids: Ids, hashed: NDArray[np.uint64]) -> tuple[Ids, Ids]:
-    """The slot of each id (0: not there) and the place that says so."""
+    """Return the slot of each id (NONE: not there), and the place where it was found."""
     at = _first(hashed, len(places))
     slots: Ids = places.take(at).astype(np.int64)
     missed = keys.take(slots) != ids
@@ -258,14 +192,15 @@ def _look(places: Places, keys: Ids, ids: Ids, hashed: NDArray[np.uint64]) -> tu
         several &= found > GONE
         row, column = np.nonzero(several)
         slots[left[row]], at[left[row]] = found[row, column], ahead[row, column]
-        # Nothing is put behind a place that was never used.
+        # An id is never put behind a place that was never used.
         more = np.flatnonzero(~(several | (found == NONE)).any(1))
         left, near, ids, stride = left[more], ahead[more, -1], ids[more], stride[more]
     return slots, at
 
 
 def _put(places: Places, hashed: NDArray[np.uint64], slots: Ids) -> None:
-    """Where several want the same place one gets it, and the others go on to their next."""
+    """Write slots to the first free place of each hash. If several want the same place, one gets
+    it, and the others go on to their next."""
     at, own = _first(hashed, len(places)), slots.astype(np.int32)
     stride: Ids | None = None
     while len(own):
@@ -277,8 +212,38 @@ def _put(places: Places, hashed: NDArray[np.uint64], slots: Ids) -> None:
         at = (at[lost] + stride) & (len(places) - 1)
 
 
-# --- waiting ---
-# Ids that were seen, but not often enough for a row of their own: a count each.
+def _hash(ids: Ids) -> NDArray[np.uint64]:
+    """Return a hash of each id, whose upper half is good: each of its bits depends on the whole id.
+
+    Without the first fold, multiples of 2**32 and the like would only be multiplied: neighbors
+    would lie in patterns, and some ids would be looked for at thousands of places.
+    """
+    whole = ids.view(np.uint64)
+    hashed = whole >> _HALF
+    hashed ^= whole
+    hashed *= _MULTIPLIERS[0]
+    hashed ^= hashed >> _HALF
+    hashed *= _MULTIPLIERS[1]
+    return hashed
+
+
+def _first(hashed: NDArray[np.uint64], size: int) -> Ids:
+    return (hashed >> np.uint64(65 - size.bit_length())).view(np.int64)
+
+
+def _stride(hashed: NDArray[np.uint64]) -> Ids:
+    """Return d for each hash. It is odd, so the search visits all places."""
+    return ((hashed >> _QUARTER) | _ONE).view(np.int64)
+
+
+def next_part(at: int, count: int, high: int) -> tuple[int, int]:
+    """Return the next `count` slots below `high` as (start, stop), over and over from the first;
+    all of them if they are few."""
+    start = at if at < high and high - FIRST > count else FIRST
+    return start, min(start + count, high)
+
+
+# Admission
 
 _COLUMNS = {
     "ids": Column(torch.int64),
@@ -288,10 +253,11 @@ _COLUMNS = {
 
 
 class Waiting:
-    """Admits an id when it has come `admit` times, none of them `expire` updates after another.
+    """Ids without a row yet. An id is admitted once it has come `admit` times, without a gap of
+    more than `expire` updates.
 
-    The counts are exact: who is admitted, and when, must not depend on how many servers share a
-    table, as it would with a sketch whose cells several ids share.
+    The counts are exact: which id is admitted when must not depend on the number of servers that
+    share a table, as it would with a sketch whose cells several ids share.
     """
 
     def __init__(self, admit: int, expire: int | None) -> None:
@@ -306,8 +272,13 @@ class Waiting:
     def __len__(self) -> int:
         return self._index.count
 
+    @property
+    def high(self) -> int:
+        """All slots in use are below this."""
+        return self._index.high
+
     def admit(self, ids: Ids, counts: Ids, version: int) -> NDArray[np.bool_]:
-        """Count these distinct ids; which of them are admitted. Those are no longer waiting."""
+        """Count these distinct ids, and return which of them are admitted. Those no longer wait."""
         slots = self._index.find(ids)
         before = self._counts[slots].astype(np.int64)
         if self._expire is not None:
@@ -323,7 +294,7 @@ class Waiting:
         return ready
 
     def sweep(self, version: int, count: int) -> None:
-        """Forget those that came too long ago, among the next `count`."""
+        """Forget ids that came too long ago, among the next `count` slots."""
         assert self._expire is not None
         start, stop = next_part(self._swept, count, self._index.high)
         old = self._seen[start:stop] < version - self._expire
@@ -335,16 +306,11 @@ class Waiting:
         self._index.remove(slots)
         self._counts[slots] = 0
 
-    @property
-    def high(self) -> int:
-        """All slots in use are below this."""
-        return self._index.high
-
     def state(self) -> dict[str, Tensor]:
         return self.part(FIRST, self.high)
 
     def part(self, low: int, high: int) -> dict[str, Tensor]:
-        """Of these slots."""
+        """Return the part of the state in these slots."""
         used = slice(low, min(high, self.high))
         there = self._memory["counts"][used] > 0
         return {f"waiting_{name}": column[used][there] for name, column in self._memory.items()}
@@ -354,3 +320,44 @@ class Waiting:
         slots = self._index.insert(ids)
         self._counts[slots] = state["waiting_counts"].numpy()
         self._seen[slots] = state["waiting_seen"].numpy()
+
+
+# Columns that grow without being copied
+#
+# Addresses are reserved for more slots than will ever be used, and the system gives memory to them
+# page by page when they are first written. So nothing has to move when a table grows, and a table
+# is always one array to gather from.
+
+MOST = (1 << 31) - 2
+"""Slots are 32-bit numbers."""
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names it from 3.13 on
+_FIRST = 1 << 21
+"""Bytes at the start with ordinary pages: a small table should not take several huge ones."""
+
+
+def reserve(columns: Mapping[str, Column]) -> dict[str, Tensor]:
+    """Return columns of zeros for as many slots as this machine could ever hold."""
+    each = sum(column.nbytes for column in columns.values())
+    slots = min(MOST, 2 * _physical() // each)
+    while True:
+        try:
+            return {name: zeros(slots, column) for name, column in columns.items()}
+        except OSError as error:  # a limit on addresses (ulimit -v), or strict accounting
+            if slots < 1 << 16:
+                raise TrainingError(f"no memory for a table of rows: {error}") from None
+            slots //= 2
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def zeros(slots: int, column: Column) -> Tensor:
+    """Return a column of zeros for so many slots. It takes memory only as it is written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    memory = mmap.mmap(-1, slots * column.nbytes, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE") and len(memory) > 2 * _FIRST:
+        # Rows are gathered from all over: with small pages the page tables cost more than the data.
+        memory.madvise(mmap.MADV_HUGEPAGE, _FIRST)
+    whole = torch.frombuffer(memory, dtype=column.dtype, count=slots * (column.width or 1))
+    return whole if column.width is None else whole.view(slots, column.width)

@@ -1,10 +1,9 @@
-"""Row-wise Adagrad/Adam, initial values.
+"""Row-wise update rules, and the first values of rows.
 
-Row-wise update rules. Gradients are one row per slot, slots are distinct.
-
-sgd keeps nothing; adagrad one number per row, the sum of its gradients' mean squares; adam its
-running mean in full, and one number for the mean square. A row's adam counts the row's own updates:
-one that is seen for the first time late in a run moves as far as the first ones did.
+Gradients have one row per slot, and slots are distinct. sgd keeps nothing; adagrad keeps one number
+per row, the sum of its gradients' mean squares; adam keeps its running mean in full, and one number
+for the mean square. Adam counts the updates of each row by itself: a row that is seen for the first
+time late in a run moves as far as the first rows did.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from echelon.core.hashing import Words, key, words
 from echelon.core.types import RowRule
 from echelon.optim.tables.index import Column
 
-# --- rules ---
-
 _NUMBER = Column(torch.float32)
 _PIECE = 1 << 18
-"""Bytes of rows at a time, when they are changed."""
+"""Bytes of rows that are changed at a time, so that they stay in the cache."""
 
 
 def state_columns(rule: RowRule, width: int) -> dict[str, Column]:
-    """What a rule keeps beside the rows."""
+    """Return what a rule keeps for each row, by name."""
     match rule.name:
         case "sgd":
             return {}
@@ -48,8 +45,7 @@ def apply_(
     factor: float,
     scale: float = 1.0,
 ) -> None:
-    """One update of these slots with `scale` times the gradients, at `factor` times the rule's
-    rate."""
+    """Update the rows at these slots with `scale` · `grads`, at `factor` times the rule's rate."""
     rows, rate = memory["rows"], rule.lr * factor
     if is_penalised(rule) or (scale != 1 and rule.name == "adam"):
         grads, scale = grads * scale, 1.0
@@ -64,72 +60,13 @@ def apply_(
     _add(rows, slots, grads, steps)
 
 
-def _adagrad(
-    rule: RowRule,
-    memory: Mapping[str, Tensor],
-    slots: Tensor,
-    grads: Tensor,
-    rate: float,
-    scale: float,
-) -> Tensor:
-    """The scale is applied to one number per row, not to all of them."""
-    found = _mean_square(grads).mul_(scale * scale)
-    square = memory["square"].index_select(0, slots).add_(found)
-    _write(memory["square"], slots, square)
-    return square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate * scale)
-
-
-def _adam(
-    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
-) -> tuple[Tensor, Tensor]:
-    first, second = rule.betas
-    steps = memory["steps"].index_select(0, slots).add_(1)
-    square = memory["square"].index_select(0, slots).lerp_(_mean_square(grads), 1 - second)
-    mean = memory["mean"].index_select(0, slots).lerp_(grads, 1 - first)
-    for name, value in (("steps", steps), ("square", square), ("mean", mean)):
-        _write(memory[name], slots, value)
-    size = square.div_(1 - second**steps).sqrt_().add_(rule.eps).mul_(1 - first**steps)
-    return mean, size.reciprocal_().mul_(rate)
-
-
-def _add(rows: Tensor, slots: Tensor, values: Tensor, steps: Tensor) -> None:
-    """`rows[slots] += values * steps`, a piece at a time that stays in the cache: `index_add_`
-    takes half as long again. The values, which may be another process's, are only read."""
-    size = max(1, _PIECE // rows[:1].nbytes)
-    new = torch.empty(size, rows.shape[1])
-    whole, written = _wide(rows), _wide(new)
-    pieces = (slots.split(size), values.split(size), steps.unsqueeze(1).split(size))
-    for here, value, step in zip(*pieces, strict=True):
-        at = here.numpy()
-        if at.size < size:  # the last one
-            new, written = new[: at.size], written[: at.size]
-        whole.take(at, out=written, mode="clip")  # "raise" would take a detour
-        new.addcmul_(value, step)
-        whole[at] = written
-
-
-def _wide(rows: Tensor) -> NDArray[np.void]:
-    """Each row as a single thing: NumPy writes those in half the time."""
-    return rows.numpy().view(np.dtype((np.void, rows[:1].nbytes))).reshape(-1)
-
-
-def _mean_square(grads: Tensor) -> Tensor:
-    """NumPy multiplies and adds up in one go: half the time of torch."""
-    values = grads.numpy()
-    return torch.from_numpy(np.einsum("ij,ij->i", values, values)).div_(grads.shape[1])
-
-
-def _write(column: Tensor, slots: Tensor, values: Tensor) -> None:
-    """`index_copy_`, in a third of its time."""
-    column.numpy()[slots.numpy()] = values.numpy()
-
-
 def is_penalised(rule: RowRule) -> bool:
     return bool(rule.l1 or rule.l2 or rule.weight_decay)
 
 
 def _penalise_(rule: RowRule, rows: Tensor, slots: Tensor, grads: Tensor, rate: float) -> None:
-    """As `penalties.penalise_`: l2·w and l1·sign(w) join the gradient, decay shrinks the row."""
+    """Add l2·w and l1·sign(w) to the gradients, and shrink the rows by decay, as
+    `optim.build.penalise_` does for dense parameters."""
     if not is_penalised(rule):
         return
     own = rows.index_select(0, slots)
@@ -141,18 +78,85 @@ def _penalise_(rule: RowRule, rows: Tensor, slots: Tensor, grads: Tensor, rate: 
         rows.index_add_(0, slots, own.mul_(-rate * rule.weight_decay))
 
 
-# --- initial ---
-# First values of rows: pure functions of seed, table and id.
-#
-# So they do not depend on who sees an id first, nor on how many servers share the table, and a row
-# that is not there yet can be read without being made.
+def _adagrad(
+    rule: RowRule,
+    memory: Mapping[str, Tensor],
+    slots: Tensor,
+    grads: Tensor,
+    rate: float,
+    scale: float,
+) -> Tensor:
+    """Update the sums of squares, and return the step of each row.
+
+    The scale multiplies these steps, one number per row, and not the gradients.
+    """
+    found = _mean_square(grads).mul_(scale * scale)
+    square = memory["square"].index_select(0, slots).add_(found)
+    _write(memory["square"], slots, square)
+    return square.sqrt_().add_(rule.eps).reciprocal_().mul_(rate * scale)
+
+
+def _adam(
+    rule: RowRule, memory: Mapping[str, Tensor], slots: Tensor, grads: Tensor, rate: float
+) -> tuple[Tensor, Tensor]:
+    """Update the running means, and return the mean and the step of each row."""
+    first, second = rule.betas
+    steps = memory["steps"].index_select(0, slots).add_(1)
+    square = memory["square"].index_select(0, slots).lerp_(_mean_square(grads), 1 - second)
+    mean = memory["mean"].index_select(0, slots).lerp_(grads, 1 - first)
+    for name, value in (("steps", steps), ("square", square), ("mean", mean)):
+        _write(memory[name], slots, value)
+    size = square.div_(1 - second**steps).sqrt_().add_(rule.eps).mul_(1 - first**steps)
+    return mean, size.reciprocal_().mul_(rate)
+
+
+def _add(rows: Tensor, slots: Tensor, values: Tensor, steps: Tensor) -> None:
+    """Do `rows[slots] += values * steps`, a piece at a time that stays in the cache.
+
+    `index_add_` takes half as long again. The values, which may be another process's memory, are
+    only read.
+    """
+    size = max(1, _PIECE // rows[:1].nbytes)
+    new = torch.empty(size, rows.shape[1])
+    whole, written = _wide(rows), _wide(new)
+    pieces = (slots.split(size), values.split(size), steps.unsqueeze(1).split(size))
+    for here, value, step in zip(*pieces, strict=True):
+        at = here.numpy()
+        if at.size < size:  # the last piece
+            new, written = new[: at.size], written[: at.size]
+        whole.take(at, out=written, mode="clip")  # "raise" would take a detour
+        new.addcmul_(value, step)
+        whole[at] = written
+
+
+def _wide(rows: Tensor) -> NDArray[np.void]:
+    """View each row as a single item: NumPy copies those in half the time."""
+    return rows.numpy().view(np.dtype((np.void, rows[:1].nbytes))).reshape(-1)
+
+
+def _mean_square(grads: Tensor) -> Tensor:
+    """Return the mean square of each row. NumPy does it in one pass, in half of torch's time."""
+    values = grads.numpy()
+    return torch.from_numpy(np.einsum("ij,ij->i", values, values)).div_(grads.shape[1])
+
+
+def _write(column: Tensor, slots: Tensor, values: Tensor) -> None:
+    """Do `column[slots] = values`, in a third of the time of `index_copy_`."""
+    column.numpy()[slots.numpy()] = values.numpy()
+
+
+# First values of rows
 
 _BLOCK = 1 << 13
 _UNIT = np.float32(2.0**-23)
 
 
 class Initial:
-    """Evenly distributed around 0, with the spread `std`."""
+    """First values of rows: uniform around 0, with standard deviation `std`.
+
+    They are a pure function of seed, table and id. So they do not depend on which trainer sees an
+    id first, nor on how many servers share the table, and a row can be read before it is made.
+    """
 
     def __init__(self, seed: int, table: str, width: int, std: float) -> None:
         self._key = key(seed, zlib.crc32(table.encode()), len(table))
@@ -161,7 +165,7 @@ class Initial:
         self._lanes = np.arange(-(-width // 2), dtype=np.uint64)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """[n, width]."""
+        """Return the first values of these rows, [n, width]."""
         out = torch.zeros(len(ids), self._width)
         if self._bound:
             starts = words(ids.numpy().view(np.uint64), self._key)
@@ -171,7 +175,7 @@ class Initial:
         return out
 
     def _fill(self, out: np.ndarray[tuple[int, ...], np.dtype[np.float32]], starts: Words) -> None:
-        """Two numbers of 24 bits from every word."""
+        """Fill rows of `out`, two numbers of 24 bits from every random word."""
         drawn = words((starts[:, None] + self._lanes).reshape(-1), self._key)
         bits = drawn.view(np.uint32).reshape(len(starts), -1)[:, : self._width]
         np.multiply(bits >> np.uint32(8), _UNIT, out=out, casting="unsafe")

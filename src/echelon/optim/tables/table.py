@@ -1,12 +1,12 @@
-"""Rows in memory.
+"""The rows of one table in this process's memory.
 
-A table's rows in this process's memory: read by anybody, made and changed by updates alone.
+Any thread may read rows; only updates make and change them.
 
-pull:  ids ─▶ slots ─▶ rows; what is not there reads as its first values (zeros if it has yet
-       to be admitted), and is not made
-push:  ids ─▶ slots ─▶ those that are new: counted, admitted, given a slot and first values
-                    ─▶ the rule, over all rows at once
-then a few of the others are looked at, and forgotten if they have expired
+pull:  ids ─▶ slots ─▶ rows; an id without a row reads as its first values (as zeros if ids have to
+       be admitted), and none is made
+push:  ids ─▶ slots ─▶ new ids: counted, admitted, given a slot and first values
+                    ─▶ the update rule, over all rows at once
+       then a few other rows are looked at, and forgotten if they have expired
 """
 
 from __future__ import annotations
@@ -25,23 +25,16 @@ from echelon.core.types import RowSpec
 from echelon.optim.tables.index import FIRST, NONE, Column, Ids, Index, Waiting, next_part, reserve
 from echelon.optim.tables.rules import Initial, apply_, state_columns
 
-# --- rows ---
-
 _SWEEP = 1 << 13
+"""Slots at least that each push checks for expired rows."""
 _PIECE = 1 << 20
+"""Rows that are loaded at a time."""
 _RECENT = 8
-
-
-class _Pulled(NamedTuple):
-    """What was looked up a moment ago, and with how many removals before it."""
-
-    ids: Tensor
-    slots: Ids
-    removals: int
+"""Pulls whose slots are remembered for the push of the same ids."""
 
 
 class Rows:
-    """The rows of one table, or of one server's part of it. Threads may share it."""
+    """The rows of one table, or of one server's part of it. Thread-safe."""
 
     remote = False
 
@@ -52,134 +45,6 @@ class Rows:
         self._lock = threading.Lock()
         self._changes = Changes()
         self._start_over()
-
-    def __len__(self) -> int:
-        return self._index.count
-
-    @property
-    def waiting(self) -> int:
-        """Ids that are counted but not admitted."""
-        return 0 if self._waiting is None else len(self._waiting)
-
-    @torch.no_grad()
-    def pull(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """The row of each id, [n, width]. Nothing is changed by looking.
-
-        A push of the same ids is spared the search; the tensor must not change until then.
-        """
-        with self._lock:
-            slots = self._index.find(ids.numpy())
-            self._recent.appendleft(_Pulled(ids, slots, self._index.removals))
-            rows, slots = self._read(slots, out)
-        return self._with_first_values(ids, rows, slots)
-
-    def own(self, ids: Tensor) -> Tensor:
-        """Ids of memory that others may write to, as they are now: a copy, or those of a pull."""
-        for pulled in tuple(self._recent):  # other threads pull meanwhile
-            if _same(pulled.ids, ids):
-                return pulled.ids
-        return ids.clone()
-
-    def expect(self, ids: Tensor) -> None:
-        """They are here already."""
-
-    @property
-    def turn(self) -> int:
-        """What is pulled from now on has all changes up to this one."""
-        return self._changes.turn
-
-    @torch.no_grad()
-    def changes(self, ids: Tensor, since: int) -> tuple[Tensor, Tensor]:
-        """What to put into rows that were pulled after this `turn`, to have those of now: places
-        among `ids`, and the rows there."""
-        with self._lock:  # a row expires without an update
-            found = None if self.spec.expire is not None else self._changes.among(ids, since)
-            places = torch.from_numpy(np.arange(len(ids)) if found is None else found)
-            ids = ids[places]
-            rows, slots = self._read(self._index.find(ids.numpy()))
-        return places, self._with_first_values(ids, rows, slots)
-
-    @torch.no_grad()
-    def push(
-        self,
-        ids: Tensor,
-        gradients: Tensor,
-        counts: Tensor | None = None,
-        *,
-        factor: float = 1.0,
-        version: int | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """The part of update `version` (the next, if not given) that is about these distinct ids.
-
-        `gradients` count `scale` times. `counts` says how often each id occurred:
-        once, if not given.
-        """
-        with self._lock:
-            self.version = self.version + 1 if version is None else version
-            if len(ids):
-                self._update(ids, gradients, counts, factor, scale)
-                self._changes.add(ids)
-            if self.spec.expire is not None:
-                self._sweep(max(_SWEEP, 2 * len(ids)))
-
-    def state(self) -> dict[str, Tensor]:
-        """For a checkpoint. Large tensors are not copied: they are good until the next push."""
-        with self._lock:
-            used = slice(FIRST, self._index.high)
-            found = {name: column[used] for name, column in self._memory.items()}
-            if self._index.count < self._index.high - FIRST:
-                there = found["seen"] > 0
-                found = {name: column[there] for name, column in found.items()}
-            if self._waiting is not None:
-                found |= self._waiting.state()
-            return found | {"facts": self._facts()}
-
-    def blank(self) -> dict[str, Tensor]:
-        """As `state` would be, without what is in it."""
-        return blank(self.spec, self._index.count, self.waiting)
-
-    def part(self, start: int, count: int) -> tuple[dict[str, Tensor], int | None]:
-        """A piece of the state, of at most so many rows, and where the next one starts; good
-        until the next push."""
-        with self._lock:
-            low, high = FIRST + start, FIRST + start + count
-            found = {name: column[low:high] for name, column in self._used().items()}
-            if self._index.count < self._index.high - FIRST:
-                there = found["seen"] > 0
-                found = {name: column[there] for name, column in found.items()}
-            last = self._index.high
-            if self._waiting is not None:
-                found |= self._waiting.part(low, high)
-                last = max(last, self._waiting.high)
-            following = start + count if high < last else None
-            return found | {"facts": self._facts()}, following
-
-    def _used(self) -> dict[str, Tensor]:
-        return {name: column[: self._index.high] for name, column in self._memory.items()}
-
-    def _facts(self) -> Tensor:
-        return torch.tensor([self.spec.seed, self.version])
-
-    def load(self, state: Mapping[str, Tensor], *, more: bool = False) -> None:
-        """Put this state in the place of all rows, or refuse it and change nothing.
-
-        `more`: these rows are others of the same state, and go to those that are there.
-        """
-        check(self.spec, state)
-        with self._lock:
-            if not more:
-                seed, self.version = state["facts"].tolist()
-                self.spec = self.spec.model_copy(update={"seed": seed})
-                self._start_over()
-            for at in range(0, len(state["ids"]), _PIECE):
-                part = slice(at, at + _PIECE)
-                slots = torch.from_numpy(self._index.insert(state["ids"][part].numpy()))
-                for name in self._memory.keys() - {"ids"}:
-                    self._memory[name].index_copy_(0, slots, state[name][part])
-            self._index.settle()
-            if self._waiting is not None:
-                self._waiting.load(dict(state))
 
     def _start_over(self) -> None:
         spec = self.spec
@@ -192,8 +57,56 @@ class Rows:
         self._recent: deque[_Pulled] = deque(maxlen=_RECENT)
         self._changes.all()
 
+    def __len__(self) -> int:
+        return self._index.count
+
+    @property
+    def waiting(self) -> int:
+        """Number of ids that are counted but not admitted yet."""
+        return 0 if self._waiting is None else len(self._waiting)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last change: rows that are pulled from now on include it."""
+        return self._changes.turn
+
+    @torch.no_grad()
+    def pull(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the row of each id, [n, width]. Changes nothing.
+
+        A push of the same ids is spared the search, so the tensor `ids` must not change until then.
+        """
+        with self._lock:
+            slots = self._index.find(ids.numpy())
+            self._recent.appendleft(_Pulled(ids, slots, self._index.removals))
+            rows, slots = self._read(slots, out)
+        return self._with_first_values(ids, rows, slots)
+
+    def own(self, ids: Tensor) -> Tensor:
+        """Return ids that will not change, for ids in memory that another process may write to: a
+        copy, or the equal ids of a recent pull."""
+        for pulled in tuple(self._recent):  # other threads pull meanwhile
+            if _same(pulled.ids, ids):
+                return pulled.ids
+        return ids.clone()
+
+    def expect(self, ids: Tensor) -> None:
+        """Do nothing: the rows are in this process already."""
+
+    @torch.no_grad()
+    def changes(self, ids: Tensor, since: int) -> tuple[Tensor, Tensor]:
+        """Return how to bring rows up to date that were pulled at this `turn`: indices into `ids`,
+        and the rows for them."""
+        with self._lock:
+            # If rows expire, they also change without an update: return all of them.
+            found = None if self.spec.expire is not None else self._changes.among(ids, since)
+            places = torch.from_numpy(np.arange(len(ids)) if found is None else found)
+            ids = ids[places]
+            rows, slots = self._read(self._index.find(ids.numpy()))
+        return places, self._with_first_values(ids, rows, slots)
+
     def _read(self, slots: Ids, out: Tensor | None = None) -> tuple[Tensor, Ids]:
-        """Rows, and the slots they are from: none for what has expired."""
+        """Return the rows at these slots, and the slots, with NONE for expired rows."""
         if self._seen is not None:
             slots = np.where(self._seen.take(slots) < self._horizon, NONE, slots)
         return torch.index_select(self._memory["rows"], 0, torch.from_numpy(slots), out=out), slots
@@ -204,21 +117,29 @@ class Rows:
             rows.index_copy_(0, missing, self._initial(ids[missing]))
         return rows
 
-    def _slots(self, ids: Tensor) -> Ids:
-        """As found when they were pulled, if they were: most batches come back as gradients."""
-        for pulled, slots, removals in self._recent:
-            if removals == self._index.removals and (pulled is ids or _same(pulled, ids)):
-                found = slots.copy()
-                if len(missing := np.flatnonzero(slots == NONE)):
-                    found[missing] = self._index.find(ids.numpy()[missing])
-                return found
-        return self._index.find(ids.numpy())
+    @torch.no_grad()
+    def push(
+        self,
+        ids: Tensor,
+        gradients: Tensor,
+        counts: Tensor | None = None,
+        *,
+        factor: float = 1.0,
+        version: int | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Apply the part of update `version` (default: the next one) for these distinct ids.
 
-    @property
-    def _horizon(self) -> int:
-        """Rows that were last seen before this version have expired."""
-        assert self.spec.expire is not None
-        return self.version - self.spec.expire
+        `gradients` count `scale` times; `factor` multiplies the learning rate. `counts`: how often
+        each id occurred (default: once).
+        """
+        with self._lock:
+            self.version = self.version + 1 if version is None else version
+            if len(ids):
+                self._update(ids, gradients, counts, factor, scale)
+                self._changes.add(ids)
+            if self.spec.expire is not None:
+                self._sweep(max(_SWEEP, 2 * len(ids)))
 
     def _update(
         self,
@@ -245,8 +166,19 @@ class Rows:
         at = torch.from_numpy(slots)
         apply_(self.spec.rule, self._memory, at, gradients, factor, scale)
 
+    def _slots(self, ids: Tensor) -> Ids:
+        """Return the slots of these ids, from a recent pull if there was one: most batches come
+        back as gradients."""
+        for pulled, slots, removals in self._recent:
+            if removals == self._index.removals and (pulled is ids or _same(pulled, ids)):
+                found = slots.copy()
+                if len(missing := np.flatnonzero(slots == NONE)):
+                    found[missing] = self._index.find(ids.numpy()[missing])
+                return found
+        return self._index.find(ids.numpy())
+
     def _make(self, ids: Ids, counts: Tensor | None, which: np.ndarray) -> Ids:
-        """Slots with first values for these ids; none for those that have to wait."""
+        """Return new slots with first values for these ids; NONE for those that have to wait."""
         slots = np.zeros_like(ids)
         admitted: np.ndarray | slice = slice(None)
         if self._waiting is not None:
@@ -277,32 +209,106 @@ class Rows:
         if self._waiting is not None:
             self._waiting.sweep(self.version, count)
 
+    @property
+    def _horizon(self) -> int:
+        """Rows that no update has touched since this version have expired."""
+        assert self.spec.expire is not None
+        return self.version - self.spec.expire
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint, good until the next push: large tensors are not
+        copied."""
+        with self._lock:
+            used = slice(FIRST, self._index.high)
+            found = {name: column[used] for name, column in self._memory.items()}
+            if self._index.count < self._index.high - FIRST:
+                there = found["seen"] > 0
+                found = {name: column[there] for name, column in found.items()}
+            if self._waiting is not None:
+                found |= self._waiting.state()
+            return found | {"facts": self._facts()}
+
+    def part(self, start: int, count: int) -> tuple[dict[str, Tensor], int | None]:
+        """Return the part of the state that begins at `start`, of at most `count` rows, and where
+        the next part starts (None after the last). Good until the next push."""
+        with self._lock:
+            low, high = FIRST + start, FIRST + start + count
+            found = {name: column[low:high] for name, column in self._used().items()}
+            if self._index.count < self._index.high - FIRST:
+                there = found["seen"] > 0
+                found = {name: column[there] for name, column in found.items()}
+            last = self._index.high
+            if self._waiting is not None:
+                found |= self._waiting.part(low, high)
+                last = max(last, self._waiting.high)
+            following = start + count if high < last else None
+            return found | {"facts": self._facts()}, following
+
+    def _used(self) -> dict[str, Tensor]:
+        return {name: column[: self._index.high] for name, column in self._memory.items()}
+
+    def _facts(self) -> Tensor:
+        return torch.tensor([self.spec.seed, self.version])
+
+    def blank(self) -> dict[str, Tensor]:
+        """Return the state's shapes and types, in tensors without memory."""
+        return blank(self.spec, self._index.count, self.waiting)
+
+    def load(self, state: Mapping[str, Tensor], *, more: bool = False) -> None:
+        """Replace all rows by this state. Raises CheckpointError, with nothing changed, if it does
+        not fit.
+
+        `more`: add rows of another part of the same state instead.
+        """
+        check(self.spec, state)
+        with self._lock:
+            if not more:
+                seed, self.version = state["facts"].tolist()
+                self.spec = self.spec.model_copy(update={"seed": seed})
+                self._start_over()
+            for at in range(0, len(state["ids"]), _PIECE):
+                part = slice(at, at + _PIECE)
+                slots = torch.from_numpy(self._index.insert(state["ids"][part].numpy()))
+                for name in self._memory.keys() - {"ids"}:
+                    self._memory[name].index_copy_(0, slots, state[name][part])
+            self._index.settle()
+            if self._waiting is not None:
+                self._waiting.load(dict(state))
+
+
+class _Pulled(NamedTuple):
+    """The slots of a recent pull, and the number of removals before it: they are good while that
+    number does not change."""
+
+    ids: Tensor
+    slots: Ids
+    removals: int
+
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """A trainer's ids come twice, as they were: comparing them takes less than finding them."""
+    """Return whether the ids are equal. Comparing them takes less time than finding them."""
     a, b = one.numpy(), other.numpy()
     return len(a) == len(b) > 0 and a[-1] == b[-1] and bool((a == b).all())
 
 
-# --- changes ---
-# Which rows the last updates were about: what was read a moment ago can be brought up to date.
+# Rows that changed lately
 
 _UPDATES = 32
 _MOST = 1 << 20
-"""Ids of all of them together."""
+"""Ids of all kept updates together."""
 
 
 class Changes:
-    """The ids of each update, the last few of them."""
+    """The ids of the last few updates, to bring rows up to date that were pulled before them."""
 
     def __init__(self) -> None:
         self.turn = 0
-        """Counts updates, and whatever else changes rows."""
+        """Counts updates, and all else that changes rows."""
         self._ids: deque[Ids] = deque()
         self._held = 0
 
     def add(self, ids: Tensor) -> None:
-        """An update of these; the tensor must not change any more."""
+        """Note an update of these ids. The tensor must not change any more."""
         self.turn += 1
         self._ids.append(ids.numpy())
         self._held += len(ids)
@@ -310,13 +316,14 @@ class Changes:
             self._held -= len(self._ids.popleft())
 
     def all(self) -> None:
-        """Anything may be different now."""
+        """Note that any row may have changed."""
         self.turn += 1
         self._ids.clear()
         self._held = 0
 
     def among(self, ids: Tensor, since: int) -> Ids | None:
-        """Places of those that changed since that turn; None: nobody knows."""
+        """Return the indices of those `ids` that changed since that turn; None if that is not
+        known."""
         count = self.turn - since
         if not 0 <= count <= len(self._ids):
             return None
@@ -331,8 +338,7 @@ class Changes:
         return np.flatnonzero(hit)
 
 
-# --- columns ---
-# What is kept of a table, by name: for each row, and for each id that waits for one.
+# The form of a table's state
 
 _WAITING = {
     "waiting_ids": Column(torch.int64),
@@ -340,10 +346,11 @@ _WAITING = {
     "waiting_seen": Column(torch.int32),
 }
 _FACTS = {"facts": Column(torch.int64)}
-"""Of the whole table: seed and version."""
+"""Numbers of the whole table: seed and version."""
 
 
 def columns_of(spec: RowSpec) -> dict[str, Column]:
+    """Return what a table keeps for each row, by name."""
     return {
         "ids": Column(torch.int64),
         "rows": Column(torch.float32, spec.width),
@@ -353,7 +360,7 @@ def columns_of(spec: RowSpec) -> dict[str, Column]:
 
 
 def blank(spec: RowSpec, rows: int, waiting: int) -> dict[str, Tensor]:
-    """A state of so many rows, without what is in it."""
+    """Return the shapes and types of a state with so many rows, in tensors without memory."""
     return {
         name: torch.empty(_shape(name, column, rows, waiting), dtype=column.dtype, device="meta")
         for name, column in _all(spec).items()
@@ -361,7 +368,7 @@ def blank(spec: RowSpec, rows: int, waiting: int) -> dict[str, Tensor]:
 
 
 def check(spec: RowSpec, state: Mapping[str, Tensor]) -> None:
-    """Refuse a state that is not of such a table."""
+    """Raise CheckpointError if a state is not of such a table."""
     wanted = _all(spec)
     if odd := wanted.keys() ^ state.keys():
         raise CheckpointError(
@@ -387,8 +394,7 @@ def _shape(name: str, column: Column, rows: int, waiting: int) -> tuple[int, ...
     return (size,) if column.width is None else (size, column.width)
 
 
-# --- merge ---
-# Gradients of the same rows from several places, added up.
+# Gradients of rows
 
 
 class RowGradients(NamedTuple):
@@ -400,7 +406,8 @@ class RowGradients(NamedTuple):
 
 
 def merged(parts: Sequence[RowGradients]) -> RowGradients:
-    """One for all of them. Their order does not matter but for rounding."""
+    """Add up gradients of the same rows from several places. Their order matters only for
+    rounding."""
     if len(parts) == 1:
         return parts[0]
     ids, where = np.unique(torch.cat([part.ids for part in parts]).numpy(), return_inverse=True)

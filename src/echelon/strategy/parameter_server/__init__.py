@@ -1,4 +1,4 @@
-"""Weights and optimizer on servers; trainers bring gradients and take weights."""
+"""The parameter-server strategy: the trainers' side. The servers are in `echelon.server`."""
 
 from echelon.strategy.parameter_server.strategy import ParameterServer
 

@@ -1,8 +1,6 @@
-"""ServerSession: set up, pull, state.
+"""A trainer's connection to its servers: how weights and state come and go.
 
-A trainer and its servers: who has the state, and how it comes and goes.
-
-setup, rejoin   set_up ─▶ nobody has a state? the first trainer brings one ─▶ enter
+setup, rejoin   set_up ─▶ are the servers empty? the first trainer uploads a state ─▶ enter
 before a step   pull: parameters are the servers' memory from then on, or memory they write to
 a checkpoint    parameters and buffers from here, the optimizer's state from the servers
 """
@@ -27,21 +25,17 @@ from echelon.data.sources import as_source
 from echelon.optim.build import penalised
 from echelon.strategy.all_reduce import AllReduce
 from echelon.strategy.model import load_weights
-from echelon.strategy.parameter_server.gradients import Judge, Pushes, held_out
+from echelon.strategy.parameter_server.gradients import Pushes
+from echelon.strategy.parameter_server.merit import Judge, held_out
 from echelon.strategy.registry import OWN_OPTIMIZER
 from echelon.strategy.tables import RowUpdates, remote_state
 
-# --- connected ---
-
-
-class Reaching(Protocol):
-    """Members that know where the servers are."""
-
-    def directory(self) -> Directory: ...
-
 
 class Connected(AllReduce):
-    """Of the model, a trainer owns what is not trained: frozen parameters and buffers."""
+    """A strategy whose weights and optimizer live on servers.
+
+    The trainer itself has only what is not trained: frozen parameters and buffers.
+    """
 
     remote = True
     lacks_state = False
@@ -49,14 +43,14 @@ class Connected(AllReduce):
     _servers: Servers | None = None
     _member = -1
     _bound = False
-    """Whether parameters are memory of the servers, or such as they write to."""
+    """Whether parameters are memory of the servers, or memory that they write to."""
     _stale = False
     """Whether the servers may have other weights than the parameters hold."""
     _resting = True
     """Whether the servers do not wait for a push of this trainer."""
     share = 0
     _untold = False
-    """Whether the servers may not have heard what became of the schedule."""
+    """Whether the servers may lack the schedule's new state."""
     _judge: Judge | None = None
 
     @property
@@ -82,31 +76,41 @@ class Connected(AllReduce):
         self._unbind()
         super().rejoin()
 
+    def let_go(self) -> None:
+        self._hang_up()
+        self._tables.spool.close()
+        super().let_go()
+
     def pull(self) -> int:
         self._stale = True
         self._refresh()
         return self.version
 
     def rest(self) -> None:
-        """Said again after every meeting, for then all are expected anew."""
+        """Have the servers not wait for this trainer. Call it after every meeting: then the servers
+        expect a push of every trainer again."""
         self._here.rest()
         self._resting = True
 
     def leave_out(self, lease: Lease) -> None:
         self._here.leave_out(lease)
 
-    def consumed(self) -> dict[str, Any]:
-        return self._here.ledger()
-
-    def rate(self) -> float:
-        """The schedule is the servers'; this one hears and says the same."""
-        return self._numerics.optimizer.lr * self._schedule.factor(max(0, self.version - 1))
-
     def observe(self, value: float) -> None:
-        """Every trainer says what became of it, for any of them may be lost right now."""
+        """Pass a validation result to the schedule, and its new state to the servers.
+
+        Every trainer does, because any of them may be lost right now.
+        """
         super().observe(value)
         self._untold = True
         self._tell_schedule()
+
+    def rate(self) -> float:
+        """Return the learning rate of the last update: the servers' schedule is in the same state
+        as this one."""
+        return self._numerics.optimizer.lr * self._schedule.factor(max(0, self.version - 1))
+
+    def consumed(self) -> dict[str, Any]:
+        return self._here.ledger()
 
     def unheard(self, version: int) -> list[tuple[int, ...]]:
         return [tuple(record) for record in self._here.records(version)]
@@ -118,8 +122,11 @@ class Connected(AllReduce):
         self._refresh()
         return super().state_dict()
 
+    def spool(self, folder: Path) -> None:
+        self._tables.spool.folder = folder
+
     def healing(self) -> dict[str, Any]:
-        """Weights and optimizer are with the servers: only what is not is sent."""
+        """Return what another trainer lacks: all state that the servers do not have."""
         trained = set(map(id, self._parameters))
         named = self.model.state_dict(keep_vars=True)
         return {
@@ -141,30 +148,48 @@ class Connected(AllReduce):
         self.version = state["version"]
         self._stale, self._untold = True, False
 
-    def let_go(self) -> None:
-        self._hang_up()
-        self._tables.spool.close()
-        super().let_go()
-
     def _load_own(self, own: dict[str, Tensor]) -> None:
         held = self.model.state_dict()
         for name, value in own.items():
             held[name].copy_(value)
 
     def _load_whole(self, state: dict[str, Any]) -> None:
-        """All have it, the first trainer brings it to the servers."""
+        """Load a checkpoint, which all trainers have; the first one uploads it."""
         self._unbind()
         load_weights(self.model, state["model"])
         if self._servers is not None:
             keys = ("version", "optimizer", "schedule", "ledger")
             self._upload(self._weights_only() | {key: state[key] for key in keys if key in state})
 
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the weights, at the first trainer with all rows, in a file if `spool` has set
+        one."""
+        found = super()._weights()
+        if self._comm.index:
+            return found
+        self._tables.begin_cut()
+        return found | remote_state(self.model)
+
     def _optimizer_state(self) -> dict[str, Any]:
-        """The first trainer fetches it: one copy of it is enough."""
+        """Return the optimizer's state. Only the first trainer fetches it: one copy is enough."""
         if self._comm.index:
             return {"state": {}, "groups": []}
         found: dict[str, Any] = self._here.state()["optimizer"]
         return found
+
+    def _open_rows(self) -> RowUpdates:
+        """Connect the model's tables to the servers, where their rows are made."""
+        rows = RowUpdates(self.model)
+        section = self._numerics.optimizer if self._task.optimizer is None else None
+        self._tables = RemoteTables([table.spec(section) for table in rows.tables])
+        for at, table in enumerate(rows.tables):
+            table.store = self._tables.store(at)
+        return rows
+
+    def _prepare_step(self) -> None:
+        """Lay out the parameters; the servers make the steps."""
+        flags = penalised(self._numerics.optimizer, self._parameters)
+        self._layout = Layout.of(self._names, self._parameters, flags)
 
     def _meet_members(self) -> None:
         if not self.apart:
@@ -175,40 +200,15 @@ class Connected(AllReduce):
         self._peers = self._comm.collective(device=self._numerics.device)
         self._lockstep = self._meets = False
 
-    def _open_rows(self) -> RowUpdates:
-        """Tables are the servers' from the start: their rows are made there."""
-        rows = RowUpdates(self.model)
-        section = self._numerics.optimizer if self._task.optimizer is None else None
-        self._tables = RemoteTables([table.spec(section) for table in rows.tables])
-        for at, table in enumerate(rows.tables):
-            table.store = self._tables.store(at)
-        return rows
-
-    def _weights(self) -> dict[str, Tensor]:
-        """The first trainer fetches all rows, into a file if it may."""
-        found = super()._weights()
-        if self._comm.index:
-            return found
-        self._tables.begin_cut()
-        return found | remote_state(self.model)
-
-    def spool(self, folder: Path) -> None:
-        self._tables.spool.folder = folder
-
-    def _prepare_step(self) -> None:
-        """It is the servers that make steps."""
-        flags = penalised(self._numerics.optimizer, self._parameters)
-        self._layout = Layout.of(self._names, self._parameters, flags)
-
     def _meet_gradients(self) -> None:
         self._open = False
         self._given = [False] * len(self._parameters)
         found = cast(Reaching, self._comm).directory()
-        if found.generation:  # or it is a newcomer, which prepares itself alone
+        if found.generation:  # 0 for a newcomer, which prepares before it joins a generation
             self._connect(found)
 
     def _connect(self, found: Directory) -> None:
-        """Called by all members of a generation together."""
+        """Connect to the servers and set them up. All members of a generation call it together."""
         if self._servers is None or self._member != found.member:
             self._hang_up()
             self._servers = Servers(
@@ -239,14 +239,6 @@ class Connected(AllReduce):
             self.share = -(-self._numerics.batch // pushes)
         self._stale = True
 
-    def _appoint(self) -> Judge | None:
-        """Somebody to measure what gradients do to held-out samples, where that is wanted."""
-        section, valid = self._parallel.servers.merit, self._task.valid
-        if section.policy == "none":
-            return None
-        parts = held_out(as_source(valid), self._peers, section.samples, self._numerics.device)
-        return Judge(self.model, self._loss_of, self._parameters, parts, section.every)
-
     def _upload(self, state: dict[str, Any]) -> None:
         if self._comm.index == 0:
             self._here.upload(state)
@@ -256,18 +248,28 @@ class Connected(AllReduce):
         held = zip(self._names, self._parameters, strict=True)
         return {"model": {name: parameter.detach() for name, parameter in held}}
 
+    def _appoint(self) -> Judge | None:
+        """Return what measures the merit of this trainer's gradients; None if it is not wanted."""
+        section, valid = self._parallel.servers.merit, self._task.valid
+        if section.policy == "none":
+            return None
+        parts = held_out(as_source(valid), self._peers, section.samples, self._numerics.device)
+        return Judge(self.model, self._loss_of, self._parameters, parts, section.every)
+
     def _refresh(self, *, begin: bool = False) -> None:
-        """Have the servers' weights, where they may be others; or to `begin` the next batch."""
+        """Pull the weights if they may have changed, or if the servers have to know that this
+        trainer will `begin` a batch."""
         if self._servers is None or not (self._stale or (begin and self.apart and self._resting)):
             return
-        self._servers.enter(*self._entry)  # a state that was loaded knows nobody
+        self._servers.enter(*self._entry)  # after an upload the gate has no members
         self._tell_schedule()
         self.version = self._servers.pull(begin=begin)
         self._bind()
         self._stale, self._resting = False, not begin
 
     def _tell_schedule(self) -> None:
-        """Again, if a server or another trainer was lost before it was heard."""
+        """Send the schedule's new state, if the servers lack it. After a failure the next call
+        sends it again."""
         if self._untold and (state := self._schedule.state_dict()):
             self._here.observe(state)
         self._untold = False
@@ -282,7 +284,7 @@ class Connected(AllReduce):
             self._bound = True
 
     def _unbind(self) -> None:
-        """Before the servers' memory goes away."""
+        """Copy the parameters out of the servers' memory, before it goes away."""
         if self._bound:
             for parameter in self._parameters:
                 parameter.data = parameter.data.clone()
@@ -301,11 +303,14 @@ class Connected(AllReduce):
         return self._servers
 
 
-# --- rules ---
-# What the servers are told of a job: plain data, the same from every trainer.
+class Reaching(Protocol):
+    """A `Comm` that knows where the servers are."""
+
+    def directory(self) -> Directory: ...
 
 
 def rules(numerics: Numerics, parallel: Parallel, tables: Sequence[RowSpec] = ()) -> dict[str, Any]:
+    """Return what the servers have to know of a job: plain data, the same from every trainer."""
     section = parallel.servers
     return {
         "optimizer": numerics.optimizer.model_dump(mode="json"),

@@ -1,12 +1,11 @@
-"""Compute, push, outcome.
-
-Trainers compute gradients, servers make updates of them.
+"""The parameter-server strategy: trainers compute gradients, servers make updates of them.
 
     trainer 0   forward ─ backward ─▶ slots ─┐ push                     ┌─▶ the new weights
     trainer 1   forward ─ backward ─▶ slots ─┤ push                     ├─▶ the new weights
     server                                   └▶ Σ grad / Σ weight, step ┘
 
-A gradient is in its slot as soon as backward is done with it, and may be on its way at once.
+A gradient is in its slot as soon as backward is done with it, and may be sent at once. How weights
+and state get to the trainer is in connection.py, how gradients get into the slots in gradients.py.
 """
 
 from __future__ import annotations
@@ -33,19 +32,22 @@ from echelon.strategy.parameter_server.connection import Connected
 from echelon.strategy.parameter_server.gradients import Filled, bend_back, straighten
 from echelon.strategy.tables import lookups
 
-# --- strategy ---
-
 
 class ParameterServer(Connected):
-    """The trainers of one generation."""
+    """One trainer: computes gradients, pushes them, and takes the outcome.
+
+    Trainers are in lockstep, or `apart` (bounded staleness, quorum, asynchronous): then each has
+    versions, meetings and outcomes of its own.
+    """
 
     _pushed = 0
     _coming: Sequence[Batch] = ()
     """The micro-batches of the next update, if they are known."""
     _straight: set[int]
-    """Parameters whose gradients were computed into their slots."""
+    """Parameters whose gradients were computed in their slots."""
     _pass = -1
-    """The backward that ends in gradients, as torch numbers it: others may go on within."""
+    """torch's number of the backward pass that makes the update's gradients. Others may run inside
+    it: a model may call backward itself."""
 
     @property
     def foresees(self) -> bool:
@@ -76,6 +78,17 @@ class ParameterServer(Connected):
         )
         return self._concluded(self._here.outcome(), filled)
 
+    def remarks(self) -> Sequence[str]:
+        tables, valid = bool(self._rows.tables), self._task.valid
+        held_out = 0 if valid is None else len(as_source(valid))
+        return list(
+            remarks(self.model, self._layout, self._parallel, tables=tables, held_out=held_out)
+        )
+
+    def let_go(self) -> None:
+        bend_back(self.model)
+        super().let_go()
+
     def _meet_gradients(self) -> None:
         super()._meet_gradients()
         bend_back(self.model)
@@ -83,27 +96,26 @@ class ParameterServer(Connected):
         if slots and self._early and not self._numerics.compile:
             straighten(self.model, self._parameters, self._slot, self._written)
 
-    def let_go(self) -> None:
-        bend_back(self.model)
-        super().let_go()
-
-    def _slot(self, at: int) -> Tensor | None:
-        """Where the gradient of a parameter may be computed into, for all of it is to come."""
-        parameter = self._parameters[at]
-        if not self._open or self._given[at] or parameter.grad is not None:
-            return None
-        if torch._C._current_graph_task_id() != self._pass:
-            return None
-        return self._sum.room(at, parameter.dtype)
-
     def _backward(self, loss_sum: Tensor) -> None:
         if self._early and self._open and loss_sum.requires_grad:
             loss_sum.register_hook(self._begins)
         super()._backward(loss_sum)
 
     def _begins(self, _: Tensor) -> None:
-        """Not so one that a model calls itself, in a hook or for an adjoint, to see gradients."""
+        """Note the number of the update's own backward pass."""
         self._pass = torch._C._current_graph_task_id()
+
+    def _slot(self, at: int) -> Tensor | None:
+        """Return the slot to compute a parameter's gradient in, or None if that is not possible.
+
+        It is only if no part of the gradient is there yet, and this is the update's own backward.
+        """
+        parameter = self._parameters[at]
+        if not self._open or self._given[at] or parameter.grad is not None:
+            return None
+        if torch._C._current_graph_task_id() != self._pass:
+            return None
+        return self._sum.room(at, parameter.dtype)
 
     def _written(self, at: int) -> None:
         self._sum.written(at)
@@ -118,7 +130,7 @@ class ParameterServer(Connected):
             super()._ready(at, parameter)
 
     def _known(self) -> None:
-        """This update's rows are looked up: there is a backward's time for those of the next."""
+        """Ask for the rows of the next update, which arrive while this one's backward runs."""
         super()._known()
         self._straight = set()
         coming, self._coming = self._coming, ()
@@ -130,20 +142,31 @@ class ParameterServer(Connected):
             for table, ids in lookups(self._forward, self.model, batch):
                 table.expect(ids)
 
-    def remarks(self) -> Sequence[str]:
-        tables, valid = bool(self._rows.tables), self._task.valid
-        held_out = 0 if valid is None else len(as_source(valid))
-        return list(
-            remarks(self.model, self._layout, self._parallel, tables=tables, held_out=held_out)
-        )
+    def _part_of(self, lease: Lease) -> Lease:
+        """Return this trainer's part of a lease, as the loader divides it; it may be empty."""
+        if self.apart:
+            return lease
+        index, count, size = self.shard.index, self.shard.count, lease.size
+        if self.shard.shares:
+            low, high = edges(size, self.shard.shares)[index : index + 2]
+        else:
+            low, high = size * index // count, size * (index + 1) // count
+        return Lease(lease.epoch, lease.start + low, lease.start + high)
+
+    def _made_up(self) -> Lease:
+        """Return a lease for a push without one, of samples that no push had before."""
+        self._pushed += 1
+        at = self._pushed * self.shard.count + self.shard.index
+        return Lease(0, at, at + 1)
 
     def _judged(self, row: Sequence[float]) -> Sequence[float]:
-        """With the gradient's merit, where that is measured and there is one."""
+        """Return the push's row, with the gradient's merit if it is measured."""
         if self._judge is None or self._weight <= 0:
             return row
         return [*row, self._judge.merit(self._sum.found)]
 
     def _concluded(self, outcome: Outcome, filled: Filled) -> Update:
+        """Return what the servers made of a push, and bind the new weights."""
         if outcome.kind == "void":
             raise PeerError(outcome.reason or "an update came too late for its generation")
         if self.apart:
@@ -151,7 +174,7 @@ class ParameterServer(Connected):
         if outcome.kind == "refused":
             return self._refused(outcome, filled)
         self._scaler.update(finite=True)
-        # What was applied before, and is sent again, has no sums of its own.
+        # A repeated push that was applied before may come without sums.
         _, weight, loss_sum, asked, seconds = (outcome.row or tuple(filled.row))[:5]
         if self._pace.compare(seconds / self._peers.count) and self._balanced and not self.apart:
             self._comm.asked |= Ask.BALANCE
@@ -170,7 +193,8 @@ class ParameterServer(Connected):
         )
 
     def _refused(self, outcome: Outcome, filled: Filled) -> Update:
-        """Refused for one is refused for all: they find out together whose fault it is."""
+        """Handle a refused update: in lockstep all trainers get the same outcome, and find out
+        together which of them caused it."""
         if self.apart:
             return self._refused_alone(outcome, filled)
         missing = len(filled.missing) == len(self._parameters)
@@ -188,7 +212,10 @@ class ParameterServer(Connected):
         return self._refuse(Met(sums[1], sums[0], finite=False))
 
     def _refused_alone(self, outcome: Outcome, filled: Filled) -> Update:
-        """Each finds out for itself; others' samples may be part of an update that is refused."""
+        """Handle a refused update of a trainer that is apart.
+
+        If its own push was fine, another trainer's in the same update was not: go on.
+        """
         self.version, step = outcome.version, f"step {outcome.version + 1}"
         if len(filled.missing) == len(self._parameters):
             raise TaskError(NO_GRADIENT)
@@ -207,25 +234,8 @@ class ParameterServer(Connected):
         self._bind()
         return refused._replace(asked=outcome.asked)
 
-    def _part_of(self, lease: Lease) -> Lease:
-        """This member's, as the loader cut it; it may be empty."""
-        if self.apart:
-            return lease
-        index, count, size = self.shard.index, self.shard.count, lease.size
-        if self.shard.shares:
-            low, high = edges(size, self.shard.shares)[index : index + 2]
-        else:
-            low, high = size * index // count, size * (index + 1) // count
-        return Lease(lease.epoch, lease.start + low, lease.start + high)
-
-    def _made_up(self) -> Lease:
-        """Where nobody says which samples these are: others than ever before."""
-        self._pushed += 1
-        at = self._pushed * self.shard.count + self.shard.index
-        return Lease(0, at, at + 1)
-
     def _inspect(self, inspector: Inspector) -> None:
-        """What this member brings: nobody here sees the sum."""
+        """Show the inspector this trainer's own gradients: only the servers have the sum."""
         divisor = self._filled.row[0]
         if divisor > 0:
             self._show_gradients(1 / divisor)
@@ -239,7 +249,7 @@ class ParameterServer(Connected):
             parameter.grad = None if at in absent else (slot * scale).to(parameter.device)
 
     def _explain(self) -> str:
-        """As all_reduce does; whose gradient it is, is known here."""
+        """Return why an update is not finite; in lockstep, after all trainers have agreed on it."""
         unsynchronise(self.model)
         words = Synchronous._explain(self)
         if self.apart:
@@ -250,8 +260,7 @@ class ParameterServer(Connected):
         return agree(self._peers, words, fault)
 
 
-# --- remarks ---
-# What a person should know before trainers and servers begin.
+# What a person should know before training begins
 
 OWN_STATISTICS = (
     "batch norm sees each trainer's own samples, for trainers make updates apart, and all evaluate "
@@ -262,7 +271,10 @@ OWN_STATISTICS = (
 def remarks(
     model: nn.Module, layout: Layout, parallel: Parallel, *, tables: bool, held_out: int
 ) -> Iterator[str]:
-    """`tables`: whether servers hold rows beside; `held_out`: samples that there are."""
+    """Yield warnings about settings that have a surprising effect.
+
+    `tables`: whether the servers hold rows, too; `held_out`: number of held-out samples.
+    """
     section = parallel.servers
     if not section.together and parallel.sync.batch_norm == "synchronised" and _normalises(model):
         yield OWN_STATISTICS

@@ -1,4 +1,4 @@
-"""Ids find their slots, whatever was inserted and removed before, and while the table grows."""
+"""Ids find their slots after insertions and removals, and while the table grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row-wise rules, against the same thing written by hand."""
+"""Row-wise update rules, against the same formulas written by hand."""
 
 from __future__ import annotations
 

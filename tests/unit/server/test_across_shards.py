@@ -1,4 +1,4 @@
-"""A cut over all shards, by names, and how others go on from it."""
+"""What concerns all shards together: checkpoints by name, clipping by norm, missing gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echelon.core.config import OptimizerSection
 from echelon.core.errors import TrainingError
 from echelon.core.types import Lease
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import Alone, Job, close
+from tests.unit.server.small_job import Alone, Job, close
 
 ADAM = OptimizerSection(name="adam", lr=0.02, l2=0.1)
 

@@ -1,4 +1,4 @@
-"""What a trainer's gradient does to held-out samples."""
+"""The merit of a gradient: how far it agrees with that of held-out samples of all trainers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from echelon.core.types import Batch
 from echelon.data.sources import ColumnSource
-from echelon.strategy.parameter_server.gradients import Judge, held_out
+from echelon.strategy.parameter_server.merit import Judge, held_out
 
 CPU = torch.device("cpu")
 
@@ -114,7 +114,7 @@ def held_by_all(sources: list[ColumnSource], samples: int) -> list[list[Batch]]:
     return [found[at] for at in range(len(sources))]
 
 
-def test_everybody_has_everybodys_part() -> None:
+def test_all_trainers_have_the_parts_of_all() -> None:
     sources = [
         ColumnSource({"x": torch.arange(30.0) + 100 * at, "y": torch.arange(30)}) for at in range(3)
     ]

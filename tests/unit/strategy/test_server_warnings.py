@@ -1,4 +1,4 @@
-"""What is said before trainers and servers begin."""
+"""Warnings of the parameter-server strategy before training begins."""
 
 from __future__ import annotations
 

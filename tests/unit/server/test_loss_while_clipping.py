@@ -1,4 +1,4 @@
-"""A server is killed while all measure an update that is clipped: it is made once, and is right."""
+"""A server is killed while all shards measure a clipped update: it is made once, and is right."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from echelon.comm.ps.client import Servers
 from echelon.core.errors import PeerError
 from echelon.server.decisions import Entry
 from echelon.server.dispatch import Desk
-from echelon.server.peers import GateLink
+from echelon.server.gate_link import GateLink
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import Alone, Job, close
-from tests.unit.server.test_twins import ADAM, await_files, begin
+from tests.unit.server.small_job import Alone, Job, await_files, begin_together, close
+from tests.unit.server.test_twin_takes_over import ADAM
 
 TRAINERS, STEPS, LOST_AT = 2, 10, 6
 CLIP = {"norm": 1.0}
@@ -52,7 +52,7 @@ def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 def test_its_twin_takes_over_and_the_update_is_made(shards: int, victim: int) -> None:
     def body(servers: Servers, member: int) -> Any:
         job = Job(servers, member, ADAM, replicas=1, clip=CLIP)
-        begin(job, TRAINERS)
+        begin_together(job, TRAINERS)
         for step in range(STEPS):
             job.step(step)
         return {"version": job.version, "weights": job.weights()}
@@ -77,7 +77,7 @@ def test_its_twin_takes_over_and_the_update_is_made(shards: int, victim: int) ->
 def test_without_a_twin_all_can_begin_again_at_once(victim: int) -> None:
     def body(servers: Servers, member: int) -> Any:
         job = Job(servers, member, ADAM, clip=CLIP)
-        begin(job, TRAINERS)
+        begin_together(job, TRAINERS)
         for step in range(LOST_AT - 1):
             job.step(step)
         with pytest.raises(PeerError):

@@ -1,4 +1,4 @@
-"""Whatever trainers do: nothing gets too old, nothing counts twice, nobody waits for ever."""
+"""Simulated runs: no push gets too old, no sample counts twice, and every wait ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.server.world import World
+from tests.unit.server.simulation import World
 
 DIALS = [
     {"staleness": None, "quorum": 1},

@@ -1,4 +1,5 @@
-"""A small model with everything that is hard to lay out flat, and its way through one process."""
+"""A small model with all that is hard to lay out flat, its servers' part, and its training in one
+process."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def gradients(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def staged(partition: Partition, named: dict[str, Tensor]) -> list[list[Tensor]]:
-    """Gradients as trainers stage them: per shard and range."""
+    """Return gradients as trainers stage them: per shard and range."""
     flats = partition.layout.empty()
     for slot, place in zip(partition.layout.slots, partition.layout.views(flats), strict=True):
         if slot.name in named:
@@ -51,7 +52,7 @@ def staged(partition: Partition, named: dict[str, Tensor]) -> list[list[Tensor]]
 
 
 class OneProcess:
-    """What the servers have to come out at."""
+    """Training in one process, whose result the servers have to reach."""
 
     def __init__(self, section: OptimizerSection, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(1)

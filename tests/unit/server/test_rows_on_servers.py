@@ -1,4 +1,4 @@
-"""Rows of tables on real servers: shards are killed, trainers are slow or gone, no row is lost."""
+"""Rows of tables on real servers: shards are killed, trainers are slow or lost, no row is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echelon.core.errors import PeerError
 from echelon.core.types import RowRule, RowSpec
 from echelon.optim.tables import RowGradients, Rows, merged
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import Job
+from tests.unit.server.small_job import Job
 
 pytestmark = pytest.mark.timeout(90)
 STEPS, TRAINERS = 32, 2

@@ -1,5 +1,5 @@
-"""A made-up world around a gate: trainers of all speeds that die, join, lose their connection and
-send things again. It checks what must hold at every step, and that everything comes to an end."""
+"""A simulated world around a gate: trainers of all speeds that die, join, lose their connection and
+repeat messages. It checks the invariants at every step, and that every wait ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard, and one twin, without the processes around them."""
+"""A shard, a gate and a twin after a loss, without the processes around them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from echelon.comm.ps.messages import Kind, PushHead, ShardAddress
 from echelon.core.types import Lease
 from echelon.server.decisions import Entry, Staged
 from echelon.server.dispatch import Desk
-from echelon.server.peers import Twin
-from echelon.server.shard import Seat, ServerSettings, Shard
-from tests.unit.server.model import Job
+from echelon.server.replication import Twin
+from echelon.server.seats import Seat
+from echelon.server.shard import ServerSettings, Shard
+from tests.unit.server.small_job import Job
 
 KEY = secrets.token_bytes(32)
 NAME = f"echelon-test-{secrets.token_hex(6)}"

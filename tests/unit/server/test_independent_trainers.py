@@ -11,7 +11,7 @@ import pytest
 from echelon.comm.ps.client import Servers
 from echelon.core.config import OptimizerSection
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import SAMPLES, Alone, Job, close
+from tests.unit.server.small_job import SAMPLES, Alone, Job, close
 
 STEPS, DEADLINE = 12, 20.0
 ADAGRAD = OptimizerSection(name="adagrad", lr=0.05)

@@ -1,4 +1,4 @@
-"""A shard's part of the state on its way: by names and back, and what is refused."""
+"""A shard's part of the state: divided by name and joined again, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from echelon.comm.ps.state import BadPart, Gathering, blank, divide, join
 from echelon.core.config import OptimizerSection
 from echelon.core.errors import CheckpointError
-from tests.unit.server.models import OneProcess, flats_of, gradients, partition_of
+from tests.unit.server.odd_model import OneProcess, flats_of, gradients, partition_of
 
 ADAM = OptimizerSection(name="adam", weight_decay=0.1)
 

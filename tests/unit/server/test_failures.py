@@ -1,4 +1,4 @@
-"""Trainers and servers that are lost, strange or late."""
+"""Trainers and servers that are lost, frozen or late."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from echelon.comm.channel import Connection
 from echelon.comm.ps.client import Servers
 from echelon.comm.ps.link import LostShard
 from echelon.core.errors import PeerError
-from echelon.server.shard import PinnedSeat
+from echelon.server.seats import PinnedSeat
 from echelon.server.weights import Done
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import SHAPES, Alone, Job, close
+from tests.unit.server.small_job import SHAPES, Alone, Job, close
 
 LARGE = ((1500, 1500), (1500,))
 

@@ -13,33 +13,15 @@ from echelon.comm.ps.client import Servers
 from echelon.comm.ps.link import Sender
 from echelon.core.config import OptimizerSection
 from tests.unit.server.fleet import fleet
-from tests.unit.server.model import Alone, Job, close
+from tests.unit.server.small_job import Alone, Job, await_files, begin_together, close
 
 ADAM = OptimizerSection(name="adam", lr=0.02)
 STEPS = 40
 
 
-def begin(job: Job, trainers: int) -> None:
-    """As a strategy does: all are set up before the first one brings the weights."""
-    assert job.servers.set_up(job.layout, job.rules), "all shards are empty"
-    Path(f"{job.member}-ready").touch()
-    await_files(*(f"{member}-ready" for member in range(trainers)))
-    if job.member == 0:
-        job.upload()
-        Path("uploaded").touch()
-    await_files("uploaded")
-    job.servers.enter(1, range(trainers))
-    job.version = job.servers.pull()
-
-
-def await_files(*names: str) -> None:
-    while not all(Path(name).exists() for name in names):
-        time.sleep(0.0005)
-
-
 def train(servers: Servers, member: int, trainers: int, **rules: Any) -> dict[str, Any]:
     job = Job(servers, member, ADAM, replicas=1, **rules)
-    begin(job, trainers)
+    begin_together(job, trainers)
     kinds = []
     for step in range(STEPS):
         Path(f"{member}-{step}").touch()
@@ -110,7 +92,7 @@ def test_a_push_reaches_all_when_one_is_replaced_while_it_is_sent(
 
     def body(servers: Servers, member: int) -> Any:
         job = Job(servers, member, ADAM, ((1500, 1500), (50,), (1500, 1000)), replicas=1)
-        begin(job, 1)
+        begin_together(job, 1)
         found = []
         for step in range(4):
             if step == 2:

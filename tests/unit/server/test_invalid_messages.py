@@ -1,4 +1,4 @@
-"""Peers who know the key and make no sense: they are hung up on, and the run goes on."""
+"""Peers that know the key and send invalid messages: they are disconnected, and the run goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echelon.comm.ps.messages import Chunk, Kind, PushHead, pack_chunk, pack_pus
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 from tests.unit.server.fleet import Fleet, fleet
-from tests.unit.server.model import Job
+from tests.unit.server.small_job import Job
 
 PUSH = PushHead(1, Lease(0, 0, 4), 0, (4.0, 4.0, 1.0, 0.0, 0.1))
 Saying = Callable[[Connection, Job], None]

@@ -1,4 +1,4 @@
-"""A shard's tables: what is staged is applied with its push, or not at all."""
+"""Rows of tables at a shard: what is staged is applied with its push, or not at all."""
 
 from __future__ import annotations
 
@@ -50,13 +50,18 @@ def entry(version: int, *pushes: tuple[int, int], **options: Any) -> Entry:
     return Entry(version, version, tuple(Staged(*push) for push in pushes), **options)
 
 
+def apply(held: Tables, update: Entry, scale: float) -> None:
+    """As a shard does."""
+    held.repeat(update, held.summed(update), scale)
+
+
 def test_pushes_of_one_update_are_added_up_and_scaled() -> None:
     held = tables()
     held.stage(0, 7, HEAD, body([1, 2], 1.0))
     held.stage(1, 9, HEAD, body([2, 3], 2.0))
-    held.apply(entry(1, (0, 7), (1, 9), factor=0.5), scale=0.5)
+    apply(held, entry(1, (0, 7), (1, 9), factor=0.5), scale=0.5)
     assert [row(held, key) for key in (1, 2, 3)] == [-0.25, -0.75, -0.5]
-    held.apply(entry(2, (0, 7)), scale=1.0)
+    apply(held, entry(2, (0, 7)), scale=1.0)
     assert row(held, 1) == -0.25, "nothing is applied twice"
 
 
@@ -64,13 +69,13 @@ def test_what_is_staged_for_another_push_is_left_alone() -> None:
     held = tables()
     held.stage(0, 7, HEAD, body([1], 1.0))
     held.stage(0, 8, HEAD, body([2], 1.0))  # the first one came to nothing
-    held.apply(entry(1, (0, 7)), scale=1.0)
+    apply(held, entry(1, (0, 7)), scale=1.0)
     assert (row(held, 1), row(held, 2)) == (0, 0)
-    held.apply(entry(2, (0, 8)), scale=1.0)
+    apply(held, entry(2, (0, 8)), scale=1.0)
     assert (row(held, 1), row(held, 2)) == (0, -1)
     held.stage(3, 1, HEAD, body([5], 1.0))
     held.forget(3)
-    held.apply(entry(3, (3, 1)), scale=1.0)
+    apply(held, entry(3, (3, 1)), scale=1.0)
     assert row(held, 5) == 0
 
 
@@ -79,7 +84,7 @@ def test_messages_of_one_push_belong_together() -> None:
     held.stage(0, 1, HEAD, body([1, 2], 1.0))
     held.stage(0, 1, RowHead(0, 1, more=True), body([3], 1.0))
     assert held.reduce([Staged(0, 1)]) == 6
-    held.apply(entry(1, (0, 1), measured=True), scale=2.0)
+    apply(held, entry(1, (0, 1), measured=True), scale=2.0)
     assert [row(held, key) for key in (1, 2, 3)] == [-2, -2, -2]
 
 
@@ -88,17 +93,17 @@ def test_a_push_that_is_sent_again_is_staged_once() -> None:
     for _ in range(2):
         held.stage(0, 1, HEAD, body([1], 1.0))
         held.stage(0, 1, RowHead(0, 1, more=True), body([2], 1.0))
-    held.apply(entry(1, (0, 1)), scale=1.0)
+    apply(held, entry(1, (0, 1)), scale=1.0)
     assert (row(held, 1), row(held, 2)) == (-1, -1)
 
 
 def test_values_are_clipped_after_they_are_scaled() -> None:
     held = tables()
     held.stage(0, 1, HEAD, body([1], 3.0))
-    held.apply(entry(1, (0, 1), limit=0.5), scale=0.1)
+    apply(held, entry(1, (0, 1), limit=0.5), scale=0.1)
     assert row(held, 1) == pytest.approx(-0.3)
     held.stage(0, 2, HEAD, body([1], 30.0))
-    held.apply(entry(2, (0, 2), limit=0.5), scale=0.1)
+    apply(held, entry(2, (0, 2), limit=0.5), scale=0.1)
     assert row(held, 1) == pytest.approx(-0.8)
 
 
@@ -106,16 +111,16 @@ def test_occurrences_are_counted_over_trainers() -> None:
     held = tables(admit=3)
     held.stage(0, 1, HEAD, body([1, 2], 1.0, [1, 1]))
     held.stage(1, 1, HEAD, body([1], 1.0, [2]))
-    held.apply(entry(1, (0, 1), (1, 1)), scale=1.0)
+    apply(held, entry(1, (0, 1), (1, 1)), scale=1.0)
     assert held.figures() == {"rows_t": 1, "waiting_t": 1}
 
 
 def test_versions_pass_for_rows_that_are_not_in_them() -> None:
     held = tables(expire=2)
     held.stage(0, 1, HEAD, body([1], 1.0))
-    held.apply(entry(1, (0, 1)), scale=1.0)
+    apply(held, entry(1, (0, 1)), scale=1.0)
     for version in (2, 3, 4):
-        held.apply(entry(version, (0, version)), scale=1.0)
+        apply(held, entry(version, (0, version)), scale=1.0)
     assert row(held, 1) == 0
     assert held.figures()["rows_t"] == 0
 
@@ -247,13 +252,13 @@ def test_a_trainer_that_writes_to_its_memory_again_changes_no_ids(area: int) -> 
     trainer.pull([3, 4], area)  # at the same place
     found, _ = trainer.push([1, 2], 1.0)
     found.fill_(8)
-    held.apply(entry(1, (0, 1)), scale=1.0)
+    apply(held, entry(1, (0, 1)), scale=1.0)
     assert [row(held, key) for key in (1, 2, 3, 4, 8)] == [-1, -1, 0, 0, 0]
     trainer.pull([1, 2], area)
     trainer.pull([5, 6], area)
     found, _ = trainer.push([3, 4], 1.0)  # pulled a while ago
     found.fill_(8)
-    held.apply(entry(2, (0, 1)), scale=1.0)
+    apply(held, entry(2, (0, 1)), scale=1.0)
     assert [row(held, key) for key in (1, 2, 3, 4, 5, 6, 8)] == [-1, -1, -1, -1, 0, 0, 0]
 
 

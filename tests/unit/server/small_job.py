@@ -1,10 +1,11 @@
-"""A small model whose gradients are known beforehand, on servers and in one process."""
+"""A small job with known gradients: `Job` trains it on servers, `Alone` in one process."""
 
 from __future__ import annotations
 
 import base64
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from echelon.optim.build import penalised
 SHAPES = ((60, 50), (50,), (), (7, 60), (7,))
 NAMES = tuple(f"layer.{at}" for at in range(len(SHAPES)))
 SAMPLES = 4
-"""Of each push."""
+"""Samples of each push."""
 
 
 def weights(seed: int = 0, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Tensor]:
@@ -39,7 +40,7 @@ def rules(section: OptimizerSection, **more: Any) -> dict[str, Any]:
 
 
 class Job:
-    """One trainer's part."""
+    """One trainer of the job."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Job:
         self.version = 0
 
     def begin(self, generation: int, members: Sequence[int]) -> None:
-        """The first one brings the weights, all others wait for them."""
+        """Set the servers up and pull; the first trainer uploads the weights, the others wait."""
         first = self.member == members[0]
         while self.servers.set_up(self.layout, self.rules):
             if first:
@@ -78,7 +79,7 @@ class Job:
         torch._foreach_copy_(self.servers.slots, gradients(step, self.member, self.shapes))
 
     def push(self, step: int, lease: Lease | None = None, **more: Any) -> None:
-        """A push of samples that nobody else has."""
+        """Push; by default samples that no other push has."""
         if lease is None:
             start = (1000 * self.member + step) * SAMPLES
             lease = Lease(0, start, start + SAMPLES)
@@ -100,8 +101,27 @@ class Job:
         return text_of(self.servers.weights)
 
 
+def begin_together(job: Job, trainers: int) -> None:
+    """Begin as a strategy does: all trainers are set up before the first one uploads weights."""
+    assert job.servers.set_up(job.layout, job.rules), "all shards are empty"
+    Path(f"{job.member}-ready").touch()
+    await_files(*(f"{member}-ready" for member in range(trainers)))
+    if job.member == 0:
+        job.upload()
+        Path("uploaded").touch()
+    await_files("uploaded")
+    job.servers.enter(1, range(trainers))
+    job.version = job.servers.pull()
+
+
+def await_files(*names: str) -> None:
+    """Wait for files, by which trainers and tests give each other signs."""
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.0005)
+
+
 class Alone:
-    """The same in one process."""
+    """The same job in one process."""
 
     def __init__(
         self,
@@ -114,7 +134,7 @@ class Alone:
         self._stepper = Stepper(optimizer, self.model.named_parameters())
 
     def step(self, pushes: Sequence[tuple[int, int]], *, clip: float | None = None) -> None:
-        """With the gradients of these (step, member)."""
+        """Make an update with the gradients of these (step, member) pairs."""
         found = [gradients(step, member, self.shapes) for step, member in pushes]
         for at, parameter in enumerate(self.model):
             total = torch.stack([push[at] for push in found]).sum(0)
@@ -128,7 +148,7 @@ class Alone:
 
 
 def text_of(tensors: Sequence[Tensor]) -> str:
-    """All values' bits."""
+    """Return the bits of all values, as text."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     return base64.b64encode(flat.numpy().tobytes()).decode()
 
