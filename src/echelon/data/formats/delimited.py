@@ -5,7 +5,8 @@ call of Arrow; for a block with anything bad in it, `Sieve` finds the bad rows. 
 cells are written, and `Table` wraps Arrow's parser for one block.
 
 The strict readers `read_csv` and `read_tsv` serve jobs without a recipe. They stream a file through
-Arrow and raise the first error with its line. Both readers share `has_header`, `quoted_cells` and
+Arrow and raise the first error. Its line is counted from the records read, so it is too small after
+empty lines or line ends within quotes. Both readers share `has_header`, `quoted_cells` and
 `check_delimiter`.
 """
 

@@ -3,7 +3,7 @@
 The block parser (`cut`, `count`, `infer`, `parse`) serves recipes. It parses a good block in one
 call of Arrow; for a block with anything bad in it, `Sieve` finds the bad lines. The strict reader
 `read_jsonl` serves jobs without a recipe: it streams a file through Arrow and raises the first
-error with its line.
+error, with a line counted from the records read.
 
 Arrow's parser trusts its input: it crashes on a line `null`, follows brackets by recursion, takes
 `{}{}` for two records, and does not check that text is UTF-8. Each reader guards against this

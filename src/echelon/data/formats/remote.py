@@ -116,7 +116,7 @@ _SECONDS = 60.0
 
 Listed = tuple[str, int, str]
 """A file, its size, and a stamp that changes when the file does."""
-# Keys of fsspec's file information that change with the file, the most reliable ones first.
+# Keys of fsspec's file information that change with the file; the first one present is used.
 _STAMPS = (
     *("ETag", "etag", "md5", "checksum", "CRC"),
     *("mtime", "LastModified", "modified", "created", "Last-Modified"),

@@ -40,7 +40,7 @@ class Stream(io.RawIOBase):
     """The content of a file, decompressed by its suffix.
 
     A damaged or truncated file raises a `DataError` with the number of bytes read before. gzip
-    and bz2 carry checksums, so damage in them is always detected.
+    and bz2 carry checksums, so damage in their content is detected.
     """
 
     def __init__(self, path: Path) -> None:
