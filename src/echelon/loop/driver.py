@@ -34,8 +34,7 @@ from echelon.core.files import write_atomic
 from echelon.core.format import warn
 from echelon.core.interfaces import Comm, Observer, Task
 from echelon.loop.build import assemble, check_task, facts, set_up
-from echelon.loop.gallery import gallery
-from echelon.loop.inference import final_model
+from echelon.loop.inference import final_model, gallery
 from echelon.loop.interrupt import on_interrupt
 from echelon.loop.journal import journalled
 from echelon.loop.known_run import keep, refuse_other_data

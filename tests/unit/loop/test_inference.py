@@ -9,7 +9,7 @@ from echelon.core.interfaces import Task
 from echelon.core.types import Shard
 from echelon.data.loader import Loader
 from echelon.data.sources import ColumnSource
-from echelon.loop.gallery import _decoded
+from echelon.loop.inference import _decoded
 from echelon.task.losses import cross_entropy
 
 
