@@ -1,4 +1,4 @@
-"""Use a trained run: evaluate a checkpoint, predict with it, load the trained model, or show samples.
+"""Use a trained run: evaluate a checkpoint, predict, load the trained model, show samples.
 
 One process does this, however many trained the run. `gallery` collects what the report shows of the
 trained model: a confusion matrix, or samples of its output.
