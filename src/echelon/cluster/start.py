@@ -1,4 +1,16 @@
-"""Where a run takes place; join."""
+"""Where a run takes place, and how another process joins it.
+
+`echelon train` and `echelon.train` call `start`, which chooses the processes of a run:
+
+    started by torchrun                          this process is one member of a fixed group
+    strategy of a single process                 train right here, without a group
+    one worker, no servers, not elastic          train right here, in a group of one
+    members that can do without each other       `launch_elastic`: coordinator, servers if the
+                                                 strategy has any, and members that may come and go
+    all others                                   fork a fixed group of members (`launch`)
+
+`join` makes this process a member of an elastic run that is under way.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +49,17 @@ from echelon.task import prepare
 from echelon.track import Store
 from echelon.track.store import Status
 
-# --- start ---
-# Where a run takes place: in this process, in several of this machine, or among torchrun's.
+JOIN = "join"
+"""The file in a run's folder that holds its join string."""
+_KEY_BYTES = 32
+_DEADLINE = 30.0
+"""Seconds without a message from the coordinator after which a joined member gives up."""
 
 
 def start(
     job: Job, task: Task, *, resume: str | None = None, observers: Sequence[Observer] = ()
 ) -> Result:
-    """Train `task` as `job` says, with as many members as it asks for."""
+    """Train `task` as configured in `job`, with `job.workers` members."""
     place = joined(deadline=job.sync.deadline)
     if place is not None and (place.count > 1 or job.workers > 1):
         return _among_others(_fitting(job, place.count), task, place, resume, observers)
@@ -58,24 +73,13 @@ def start(
     return _launched(job, task, resume, observers)
 
 
-def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
-    """Members that can do without each other. The run is there before they are."""
-    check_addresses(job)
-    _import_strategy(job)
-    run = begin(job, task, resume=resume)
-    try:
-        found = launch_elastic(job, task, run, resume=resume is not None, observers=observers)
-    except BaseException as error:
-        vars(error).setdefault("facts", {})["run"] = run
-        _note_failure(job, error)
-        raise
-    return _result(found, final_model(job, task, Path(found["folder"])))
+# A group of a fixed size: processes that torchrun started, or processes forked here.
 
 
 def _among_others(
     job: Job, task: Task, place: Place, resume: str | None, observers: Sequence[Observer]
 ) -> Result:
-    """One of the processes that torchrun started; the first of them records the run."""
+    """Train as one of the processes that torchrun started; the first of them records the run."""
     local, count = beside()
     take_gpu(job, local)
     with closing(Group(place)) as group:
@@ -85,7 +89,7 @@ def _among_others(
 
 
 def _fitting(job: Job, count: int) -> Job:
-    """torchrun says how many members there are."""
+    """Return `job` with the number of workers that torchrun started; refuse what cannot work."""
     if strategy.has_servers(job):
         raise ConfigError(
             f"torchrun starts trainers only, and strategy {job.strategy!r} has servers too: start "
@@ -111,7 +115,10 @@ def _fitting(job: Job, count: int) -> Job:
 
 
 def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
-    """Members forked from here. What they wrote is what there is to know afterwards."""
+    """Fork a fixed group of members. Member 0 sends its summary back; the model is read from disk.
+
+    If the members fail, this process writes the failure into the run's record.
+    """
 
     def work(member: Member) -> Mapping[str, Any]:
         take_gpu(job, member.place.index)
@@ -133,14 +140,14 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
 
 
 def _import_strategy(job: Job) -> None:
-    """Once here rather than in every member: torch's engines take seconds to import."""
+    """Import the strategy before the fork: parts of torch take seconds, once instead of N times."""
     cpu = torch.device("cpu")
     schedule = build_schedule(job.schedule, 1)
     strategy.build(job.strategy, numerics(job, cpu), schedule, None, parallel(job))
 
 
 class _Teller:
-    """Lets the supervisor know which run it is, should it have to write down how it ended."""
+    """An observer that sends the run's name to the supervisor, for `_note_failure`."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -148,29 +155,28 @@ class _Teller:
     def started(self, run: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         self._member.tell(run=run)
 
-    def progressed(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def progressed(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def logged(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def noticed(self, step: int, message: str) -> None:
-        """Of no interest."""
+    def noticed(self, step: int, message: str) -> None: ...
 
-    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Of no interest."""
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None: ...
 
 
 def _note_failure(job: Job, error: BaseException) -> None:
-    """The member that records may have been ended before it could, or known a consequence only."""
+    """Record how a run failed.
+
+    The member that records the run may have been killed before it could do so, or may have seen
+    only a consequence of the failure.
+    """
     run, message = facts_of(error).get("run"), str(error) or type(error).__name__
     if run is None:
         return
     status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    with suppress(EchelonError, OSError):  # the failure itself is what has to be told
+    with suppress(EchelonError, OSError):  # the caller raises the failure itself: do not hide it
         store = Store(job.track.folder)
         known = store.run(run)
         steps = max(known.step, steps_of(error))
@@ -182,7 +188,7 @@ def _note_failure(job: Job, error: BaseException) -> None:
 
 
 def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
-    """A summary that came through a pipe, as a result again."""
+    """Build a result from a summary that came through a pipe as JSON (null stands for NaN)."""
     return Result(
         run=found["run"],
         status=found["status"],
@@ -199,16 +205,30 @@ def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
     )
 
 
-# --- elastic_start ---
-# A run on this machine that outlives its members: each is dispensable, and others may join.
+# An elastic run: it outlives its members, and others may join.
 
-_KEY_BYTES = 32
+
+def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
+    """Start an elastic run. The run is recorded before its members start: any of them may fail."""
+    check_addresses(job)
+    _import_strategy(job)
+    run = begin(job, task, resume=resume)
+    try:
+        found = launch_elastic(job, task, run, resume=resume is not None, observers=observers)
+    except BaseException as error:
+        vars(error).setdefault("facts", {})["run"] = run
+        _note_failure(job, error)
+        raise
+    return _result(found, final_model(job, task, Path(found["folder"])))
 
 
 def launch_elastic(
     job: Job, task: Task, run: str, *, resume: bool, observers: Sequence[Observer]
 ) -> dict[str, Any]:
-    """Members, and a coordinator that sees to it that they find each other; returns a summary."""
+    """Run coordinator, servers and members of an elastic run; return the run's summary.
+
+    The run outlives each of its members, and more may join while it lasts.
+    """
     store = Path(job.track.folder).resolve()
     folder, samples, key = store / run, len(prepare(task).train), secrets.token_bytes(_KEY_BYTES)
     about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
@@ -267,6 +287,20 @@ def _settings(job: Job, key: bytes, samples: int, about: dict[str, Any]) -> Sett
     )
 
 
+@contextmanager
+def _invitation(path: Path, text: str) -> Iterator[None]:
+    """Keep the join string in a file that only its owner can read, until the run ends."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, text.encode() + b"\n")
+    finally:
+        os.close(handle)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> ElasticGroup:
     return ElasticGroup(
         address,
@@ -279,67 +313,17 @@ def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> El
 
 
 def _recorded(store: Path, run: str) -> dict[str, Any]:
-    """The summary of a run that was brought to its end by members who joined it."""
+    """Return the stored summary of a run that members from elsewhere have finished."""
     found = Store(store).run(run).summary
     if "folder" not in found:
         raise TrainingError(f"run {run!r} is done, but how is not on record in {store}")
     return dict(found)
 
 
-@contextmanager
-def _invitation(path: Path, text: str) -> Iterator[None]:
-    """The join string, for whoever may read the owner's files; gone when the run is."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, text.encode() + b"\n")
-    finally:
-        os.close(handle)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-# --- gpu ---
-# Which GPU a member computes on.
-
-
-def take_gpu(job: Job, local: int) -> None:
-    """Let `cuda` mean a GPU of this member's own: `local` counts the members of this machine.
-
-    Called in the member's process: asking for GPUs before a fork would spoil them for it.
-    """
-    found = torch.cuda.device_count()
-    if found == 0 or not job.device.startswith(("auto", "cuda")):
-        return
-    if ":" in job.device:
-        raise ConfigError(
-            f"device {job.device!r} is one GPU, and {job.workers} members need one each: "
-            f"write device: cuda",
-            ("device",),
-        )
-    if local >= found:
-        raise ConfigError(
-            f"member {local} of this machine has no GPU of its own, for there are {found}: "
-            f"use fewer workers, or device: cpu",
-            ("workers",),
-        )
-    torch.cuda.set_device(local)
-
-
-# --- joining ---
-# Becoming a member of a run that is under way.
-
-JOIN = "join"
-"""The file in a run's folder that has its join string."""
-_DEADLINE = 30.0
-"""Seconds without a word from the coordinator."""
-
-
 def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
-    """Take part in a run until it ends. `text`: its join string, or its folder on this machine.
+    """Take part in a run until it ends. `text` is its join string, or its folder on this machine.
 
-    `Left` is raised if a signal asks this process to end: the run goes on without it.
+    Raise `Left` if a signal asks this process to end; the run goes on without it.
     """
     host, port, key = read_join_string(_string(text))
     group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
@@ -363,7 +347,10 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
 
 @contextmanager
 def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
-    """Whatever happens inside, the coordinator is told how this member ended: by the result."""
+    """Report to the coordinator how the work inside ended, whether it returns or raises.
+
+    The body appends its result to the list it gets. With `fatal`, an error ends the run for all.
+    """
     results: list[Result] = []
     try:
         yield results
@@ -387,7 +374,7 @@ def _words(error: BaseException) -> str:
 
 
 def _string(text: str) -> str:
-    """The join string, be it given or kept in the run's folder."""
+    """Return the join string: `text` itself, or the one kept in the run's folder."""
     if "://" in text:
         return text
     path = Path(text) / JOIN
@@ -403,3 +390,29 @@ def _joinable(job: Job) -> Job:
     if job.task == PYTHON_TASK:
         raise RunError("this run was started from Python: its task is not known to other processes")
     return job
+
+
+# Each member's own GPU.
+
+
+def take_gpu(job: Job, local: int) -> None:
+    """Make GPU number `local` the current one; `local` counts the members of this machine.
+
+    Call it in the member's process: CUDA does not survive a fork, so the parent must not touch it.
+    """
+    found = torch.cuda.device_count()
+    if found == 0 or not job.device.startswith(("auto", "cuda")):
+        return
+    if ":" in job.device:
+        raise ConfigError(
+            f"device {job.device!r} is one GPU, and {job.workers} members need one each: "
+            f"write device: cuda",
+            ("device",),
+        )
+    if local >= found:
+        raise ConfigError(
+            f"member {local} of this machine has no GPU of its own, for there are {found}: "
+            f"use fewer workers, or device: cpu",
+            ("workers",),
+        )
+    torch.cuda.set_device(local)
