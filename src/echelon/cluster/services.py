@@ -98,6 +98,24 @@ class Keeper:
             only(lambda: 0 if self._serve(besides, supervisor) else _STOPPED)
         self.handle = os.pidfd_open(self.pid)
 
+    def _serve(self, besides: Callable[[], None], supervisor: int) -> bool:
+        """Serve in the coordinator's process; return whether the run is over."""
+        die_with(supervisor)
+        os.setpgid(0, 0)
+        besides()
+        environment.as_new()
+        office = self._office
+        past = list(entries(office.journal)) if office.journal.exists() else []
+        with Journal(office.journal) as journal:
+            return serve(
+                self._listener,
+                office.settings,
+                journal,
+                past,
+                self._store_at,
+                attended=self._attended,
+            )
+
     def serve_store(self) -> None:
         """Serve the store. Call it once all members are forked: it starts a thread."""
         assert self._meeting is not None
@@ -111,10 +129,6 @@ class Keeper:
             timeout=timedelta(seconds=10),
             master_listen_fd=meeting,
         )
-
-    def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.handle, number)
 
     def leave_alone(self) -> None:
         """Tell the coordinator that no member started here is left.
@@ -131,6 +145,10 @@ class Keeper:
         for entry in entries(self._office.journal):
             status = {"begun": None, "finished": entry.get("status")}.get(entry["kind"], status)
         return status
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, number)
 
     def reap(self) -> int:
         """Reap the ended process; return its exit code or minus its signal. 0: the run is over."""
@@ -153,24 +171,6 @@ class Keeper:
             return
         self.signal(signal.SIGTERM)
         _wait_or_kill(self, time.monotonic() + _END_SECONDS)
-
-    def _serve(self, besides: Callable[[], None], supervisor: int) -> bool:
-        """Serve in the coordinator's process; return whether the run is over."""
-        die_with(supervisor)
-        os.setpgid(0, 0)
-        besides()
-        environment.as_new()
-        office = self._office
-        past = list(entries(office.journal)) if office.journal.exists() else []
-        with Journal(office.journal) as journal:
-            return serve(
-                self._listener,
-                office.settings,
-                journal,
-                past,
-                self._store_at,
-                attended=self._attended,
-            )
 
 
 class Fleet:
@@ -211,6 +211,51 @@ class Fleet:
             for seat in berth.seats:
                 self._fork(berth, seat)
         self._write()
+
+    def _fork(self, berth: Berth, seat: Seat) -> None:
+        now = time.monotonic()
+        most = _MOST_IN_ROW * len(berth.seats)
+        berth.starts = [*berth.starts, now][-most:]
+        if len(berth.starts) == most and now - berth.starts[0] < _ROW_SECONDS:
+            raise TrainingError(f"{seat} ended {most} times in {_ROW_SECONDS:g} s")
+        # The signal stays blocked until the server has a handler for it: a replica that is promoted
+        # earlier would be killed by it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {PROMOTE})
+        try:
+            seat.pid = os.fork()
+            if seat.pid == 0:
+                only(lambda: self._serve(berth, seat))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        seat.handle = os.pidfd_open(seat.pid)
+
+    def _serve(self, berth: Berth, seat: Seat) -> None:
+        """Serve in the server's process. `PROMOTE` is blocked until the server unblocks it."""
+        die_with(self._supervisor)
+        os.setpgid(0, 0)
+        self._besides()
+        for other in self._berths:
+            for descriptor in [s.handle for s in other.seats if s.handle >= 0]:
+                os.close(descriptor)
+            for listener in other.listeners if other is not berth else ():
+                listener.close()
+        environment.as_new()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        keep_freed_memory()
+        torch.set_num_threads(_threads(self._job))
+        from echelon.server.process import serve
+        from echelon.server.shard import ServerSettings
+
+        serve(
+            berth.listeners,
+            ServerSettings(
+                shard=seat.shard,
+                shards=self.addresses,
+                key=self._key,
+                deadline=self._job.sync.deadline,
+                twin=seat.twin,
+            ),
+        )
 
     def replace(self, seat: Seat, besides: Callable[[], None]) -> str:
         """Replace an ended process, by its replica if it has one; return a sentence about it."""
@@ -259,51 +304,6 @@ class Fleet:
         for seat in self.seats:
             _wait_or_kill(seat, deadline)
         self._file.unlink(missing_ok=True)
-
-    def _fork(self, berth: Berth, seat: Seat) -> None:
-        now = time.monotonic()
-        most = _MOST_IN_ROW * len(berth.seats)
-        berth.starts = [*berth.starts, now][-most:]
-        if len(berth.starts) == most and now - berth.starts[0] < _ROW_SECONDS:
-            raise TrainingError(f"{seat} ended {most} times in {_ROW_SECONDS:g} s")
-        # The signal stays blocked until the server has a handler for it: a replica that is promoted
-        # earlier would be killed by it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {PROMOTE})
-        try:
-            seat.pid = os.fork()
-            if seat.pid == 0:
-                only(lambda: self._serve(berth, seat))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        seat.handle = os.pidfd_open(seat.pid)
-
-    def _serve(self, berth: Berth, seat: Seat) -> None:
-        """Serve in the server's process. `PROMOTE` is blocked until the server unblocks it."""
-        die_with(self._supervisor)
-        os.setpgid(0, 0)
-        self._besides()
-        for other in self._berths:
-            for descriptor in [s.handle for s in other.seats if s.handle >= 0]:
-                os.close(descriptor)
-            for listener in other.listeners if other is not berth else ():
-                listener.close()
-        environment.as_new()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        keep_freed_memory()
-        torch.set_num_threads(_threads(self._job))
-        from echelon.server.process import serve
-        from echelon.server.shard import ServerSettings
-
-        serve(
-            berth.listeners,
-            ServerSettings(
-                shard=seat.shard,
-                shards=self.addresses,
-                key=self._key,
-                deadline=self._job.sync.deadline,
-                twin=seat.twin,
-            ),
-        )
 
     def _write(self) -> None:
         """Write down which process serves which shard, for `served` and for people."""

@@ -145,15 +145,6 @@ class Supervisor:
         self._plan: list[tuple[float, int]] = []
         """(moment, signal): what the members still alive at that moment will be sent."""
 
-    @property
-    def steps(self) -> int:
-        """Updates that were made; a heartbeat carries the number of the one under way."""
-        return max((end.beat.step or 1) - 1 for end in self.ends)
-
-    def verdict(self) -> BaseException | None:
-        """Return the one error to raise once all have ended, or None if all went well."""
-        return verdict(self.ends, self.seen, self.forwarded)
-
     def watch(self) -> None:
         """Handle events until every member has ended."""
         with selectors.DefaultSelector() as selector:
@@ -201,35 +192,6 @@ class Supervisor:
         plan.append((plan[-1][0] + _KILLED_SECONDS, 0))
         if not self._plan or plan[-1][0] < self._plan[-1][0]:
             self._plan = plan
-
-    def _forward(self) -> None:
-        """Pass each request to stop on to every member, once."""
-        came = os.read(self._signals, _CHUNK)
-        if SUSPEND in came:
-            self._suspend()
-        for number in filter(FORWARDED.__contains__, came):
-            last, self._last = self._last, (number, time.monotonic())
-            if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
-                continue
-            self.forwarded.append(number)
-            if len(self.forwarded) > 2:
-                self._end_by((0.0, signal.SIGKILL))
-                continue
-            self._crew.signal(number)
-            if len(self.forwarded) == 2:
-                self._end_by((IMPATIENT_SECONDS, signal.SIGKILL))
-
-    def _suspend(self) -> None:
-        """Stop the members and this process, as Ctrl-Z would; continue all when resumed.
-
-        The terminal itself stops only its foreground group, which the members are not in.
-        """
-        self._crew.signal_groups(signal.SIGSTOP)
-        began = time.monotonic()
-        suspend()
-        stopped = time.monotonic() - began
-        self._plan = [(moment + stopped, number) for moment, number in self._plan]
-        self._crew.signal_groups(signal.SIGCONT)
 
     def _hear(self, child: Child) -> None:
         """Read what a member sent, line by line."""
@@ -312,6 +274,44 @@ class Supervisor:
         if not self._relay.read(descriptor):
             self._selector.unregister(descriptor)
 
+    def _forward(self) -> None:
+        """Pass each request to stop on to every member, once."""
+        came = os.read(self._signals, _CHUNK)
+        if SUSPEND in came:
+            self._suspend()
+        for number in filter(FORWARDED.__contains__, came):
+            last, self._last = self._last, (number, time.monotonic())
+            if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
+                continue
+            self.forwarded.append(number)
+            if len(self.forwarded) > 2:
+                self._end_by((0.0, signal.SIGKILL))
+                continue
+            self._crew.signal(number)
+            if len(self.forwarded) == 2:
+                self._end_by((IMPATIENT_SECONDS, signal.SIGKILL))
+
+    def _suspend(self) -> None:
+        """Stop the members and this process, as Ctrl-Z would; continue all when resumed.
+
+        The terminal itself stops only its foreground group, which the members are not in.
+        """
+        self._crew.signal_groups(signal.SIGSTOP)
+        began = time.monotonic()
+        suspend()
+        stopped = time.monotonic() - began
+        self._plan = [(moment + stopped, number) for moment, number in self._plan]
+        self._crew.signal_groups(signal.SIGCONT)
+
+    def verdict(self) -> BaseException | None:
+        """Return the one error to raise once all have ended, or None if all went well."""
+        return verdict(self.ends, self.seen, self.forwarded)
+
+    @property
+    def steps(self) -> int:
+        """Updates that were made; a heartbeat carries the number of the one under way."""
+        return max((end.beat.step or 1) - 1 for end in self.ends)
+
 
 def _read(descriptor: int) -> bytes | None:
     """Return the available bytes: empty at the pipe's end, None if there are none at present."""
@@ -337,36 +337,6 @@ class LenientSupervisor(Supervisor):
         self._keeper, self._fleet = keeper, fleet
         self._over = self._left_alone = False
 
-    def verdict(self) -> BaseException | None:
-        """Return the error to raise, or None. Members that raised an error are judged first.
-
-        A member that was killed is no failure of the run as long as others could continue.
-        """
-        if self.result or self._keeper.ending() in ("done", "stopped"):
-            return None
-        raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
-        own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
-        failed = [end for end in self.ends if end.failed]
-        # Of members that failed without raising, only the last counts: until then others continued.
-        judged = own or raised or failed[-1:] or self.ends
-        return verdict(judged, self.seen, self.forwarded, self._crew.count)
-
-    def _goes_on(self) -> bool:
-        """Return whether anything is left to watch.
-
-        When all members of this machine are killed, members that joined from elsewhere continue;
-        then this watches until the coordinator has ended.
-        """
-        if self._crew.alive:
-            return True
-        raised = any(end.fault and end.fault.kind != RunEnded.__name__ for end in self.ends)
-        if self.result or raised or self._over or self.forwarded:
-            return False
-        if not self._left_alone:
-            self._left_alone = True
-            self._keeper.leave_alone()
-        return True
-
     def _watch_more(self) -> None:
         self._register(self._keeper.handle, self._replace)
         for seat in self._fleet.seats if self._fleet else ():
@@ -383,11 +353,21 @@ class LenientSupervisor(Supervisor):
             warn(said)
         return super()._act()
 
-    def _replace_server(self, seat: Seat) -> None:
-        assert self._fleet is not None
-        self._selector.unregister(seat.handle)
-        warn(self._fleet.replace(seat, self._crew.pipes.close))
-        self._register(seat.handle, self._replace_server, seat)
+    def _goes_on(self) -> bool:
+        """Return whether anything is left to watch.
+
+        When all members of this machine are killed, members that joined from elsewhere continue;
+        then this watches until the coordinator has ended.
+        """
+        if self._crew.alive:
+            return True
+        raised = any(end.fault and end.fault.kind != RunEnded.__name__ for end in self.ends)
+        if self.result or raised or self._over or self.forwarded:
+            return False
+        if not self._left_alone:
+            self._left_alone = True
+            self._keeper.leave_alone()
+        return True
 
     def _replace(self) -> None:
         """The coordinator's process has ended: start another one unless the run is over."""
@@ -409,20 +389,11 @@ class LenientSupervisor(Supervisor):
         patience = _LINGER_SECONDS if done else _NEWS_SECONDS
         self._end_by((patience, signal.SIGTERM), (patience + TERM_SECONDS, signal.SIGKILL))
 
-    def _suspend(self) -> None:
-        """Stop and continue coordinator and servers, too.
-
-        A coordinator that kept running would declare all members lost. It is continued last, after
-        a moment in which members' heartbeats arrive.
-        """
-        self._keeper.signal(signal.SIGSTOP)
-        if self._fleet is not None:
-            self._fleet.signal(signal.SIGSTOP)
-        super()._suspend()
-        if self._fleet is not None:
-            self._fleet.signal(signal.SIGCONT)
-        time.sleep(_HEARD_SECONDS)
-        self._keeper.signal(signal.SIGCONT)
+    def _replace_server(self, seat: Seat) -> None:
+        assert self._fleet is not None
+        self._selector.unregister(seat.handle)
+        warn(self._fleet.replace(seat, self._crew.pipes.close))
+        self._register(seat.handle, self._replace_server, seat)
 
     def _take(self, child: Child, message: dict[str, Any]) -> None:
         known = self.result
@@ -448,3 +419,32 @@ class LenientSupervisor(Supervisor):
                 (_LINGER_SECONDS, signal.SIGTERM),
                 (_LINGER_SECONDS + TERM_SECONDS, signal.SIGKILL),
             )
+
+    def _suspend(self) -> None:
+        """Stop and continue coordinator and servers, too.
+
+        A coordinator that kept running would declare all members lost. It is continued last, after
+        a moment in which members' heartbeats arrive.
+        """
+        self._keeper.signal(signal.SIGSTOP)
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGSTOP)
+        super()._suspend()
+        if self._fleet is not None:
+            self._fleet.signal(signal.SIGCONT)
+        time.sleep(_HEARD_SECONDS)
+        self._keeper.signal(signal.SIGCONT)
+
+    def verdict(self) -> BaseException | None:
+        """Return the error to raise, or None. Members that raised an error are judged first.
+
+        A member that was killed is no failure of the run as long as others could continue.
+        """
+        if self.result or self._keeper.ending() in ("done", "stopped"):
+            return None
+        raised = [end for end in self.ends if end.fault is not None and not end.fault.follow_on]
+        own = [end for end in raised if end.fault and end.fault.kind != RunEnded.__name__]
+        failed = [end for end in self.ends if end.failed]
+        # Of members that failed without raising, only the last counts: until then others continued.
+        judged = own or raised or failed[-1:] or self.ends
+        return verdict(judged, self.seen, self.forwarded, self._crew.count)
