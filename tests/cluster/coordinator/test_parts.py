@@ -68,7 +68,7 @@ def test_a_frame_that_is_too_long_is_not_sent() -> None:
 def test_text_is_made_fit_for_frames() -> None:
     assert one_line("a\n b\t\x1bc") == "a b ?c"
     assert len(one_line("x" * 5000)) == TEXT
-    check({"kind": "told", "text": one_line("x" * 5000)})
+    check({"kind": "rolled_back", "version": 0, "why": one_line("x" * 5000)})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "node-7.cluster", "::1"])
@@ -108,9 +108,9 @@ def test_records_travel_together_and_are_kept_until_they_are_acknowledged() -> N
     backlog = Backlog()
     backlog.report(1, records(1, 2))
     backlog.report(1, records(3))
-    backlog.put(Item("told", {"text": "x"}))
+    backlog.put(Item("rolled_back", {"version": 0, "why": "x"}))
     backlog.report(2, records(4))
-    assert [frame["kind"] for frame in backlog.frames(records=False)] == ["told"]
+    assert [frame["kind"] for frame in backlog.frames(records=False)] == ["rolled_back"]
     frames = backlog.frames(records=True)
     assert [(f["generation"], len(f["records"]), f["seq"]) for f in frames] == [
         (1, 3, 2),
@@ -138,7 +138,7 @@ def test_who_does_not_lead_forgets_what_is_on_record() -> None:
 def test_what_an_expelled_member_did_is_not_its_to_tell_but_its_leave_is() -> None:
     backlog = Backlog()
     backlog.report(1, records(1))
-    backlog.put(Item("commit", {}))
+    backlog.put(Item("lease", {}))
     last = backlog.put(Item("leave", {}))
     backlog.expelled()
     assert backlog.holds(last)

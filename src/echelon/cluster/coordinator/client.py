@@ -127,10 +127,6 @@ class Liaison:
             generation, values = self._standing.generation, [float(share) for share in shares]
             self._post("shares", generation=generation, version=version, shares=values)
 
-    def told(self, text: str) -> None:
-        """Something for the journal."""
-        self._post("told", text=one_line(text))
-
     def rolled_back(self, version: int, why: str) -> None:
         """All go on from this version: every member says so, the leader's word is sent."""
         self._standing.recorded = version
@@ -166,15 +162,6 @@ class Liaison:
         if answer is None:
             return [], 1  # expelled meanwhile: this member holds nothing
         return [Lease(epoch, start, stop) for start, stop in answer["ranges"]], answer["left"]
-
-    def commit(self, lease: Lease, version: int) -> None:
-        """The update to `version` consumed this lease, or a part of one."""
-        epoch, start, stop = lease
-        self._post("commit", epoch=epoch, start=start, stop=stop, version=version)
-
-    def give_back(self, lease: Lease) -> None:
-        epoch, start, stop = lease
-        self._post("give_back", epoch=epoch, start=start, stop=stop)
 
     def leave(self, why: str, fatal: bool = False, over: bool = False) -> None:
         """End for good, once all that was reported is on record.

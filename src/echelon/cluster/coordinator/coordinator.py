@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from echelon.cluster.coordinator.effects import STALL, STALL_STEPS, STALL_UNKNOWN, Outbox, Settings
 from echelon.cluster.coordinator.generations import Generations, Phase
-from echelon.cluster.coordinator.leases import Leases, LedgerDesk, MissingRecords, Versions
+from echelon.cluster.coordinator.leases import Leases, LedgerDesk
 from echelon.cluster.coordinator.membership import Liveness, Look, Loss, Member, Roster
 from echelon.cluster.coordinator.protocol import BadFrame, Message
+from echelon.cluster.coordinator.versions import MissingRecords, Versions
 from echelon.core.types import Lease
 
 # --- desk ---
@@ -47,7 +48,7 @@ class Desk:
         self.liveness = Liveness(self.roster, look)
         self._look = look
         self._stalls = Stalls(self.versions, self.outbox)
-        self._ledger = LedgerDesk(self.leases, self.versions, self.roster, self.outbox)
+        self._ledger = LedgerDesk(self.leases, self.roster, self.outbox)
         self._given_up: list[tuple[float, Member]] = []
         """Who was, and when, though it may live."""
         self._ticked = self._acked = now
@@ -57,13 +58,10 @@ class Desk:
             "arrived": self._arrived,
             "commits": self._commits,
             "shares": self._shares,
-            "told": self._told,
             "rolled_back": self._rolled_back,
             "leave": self._leave,
             "ledger": self._ledger.open,
             "lease": self._ledger.lease,
-            "commit": self._ledger.commit,
-            "give_back": self._ledger.give_back,
         }
 
     @property
@@ -217,9 +215,6 @@ class Desk:
                 raise BadFrame(f"{len(message['shares'])} shares for {count} members")
             named = {name: message[name] for name in ("generation", "version", "shares")}
             self.outbox.note("shares", **named)
-
-    def _told(self, _now: float, member: Member, message: Message) -> None:
-        self.outbox.note("told", member=member.id, text=message["text"])
 
     def _rolled_back(self, now: float, _member: Member, message: Message) -> None:
         number = self.generations.number

@@ -12,7 +12,7 @@ from echelon.cluster.coordinator.protocol import encode
 # --- outbox ---
 # What follows from an event, in the order in which it has to happen.
 
-SYNCED = {"generation", "rolled_back", "finished", "told"}
+SYNCED = {"generation", "rolled_back", "finished"}
 """Entries after which the journal is brought to disk; for the others the kernel's memory will do:
 it survives the coordinator."""
 

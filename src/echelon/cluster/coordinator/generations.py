@@ -19,9 +19,9 @@ from functools import cached_property
 from typing import Any
 
 from echelon.cluster.coordinator.effects import BARREN, START, Outbox, Settings
-from echelon.cluster.coordinator.leases import Versions
 from echelon.cluster.coordinator.membership import Arrival, Lateness, Member, Roster
 from echelon.cluster.coordinator.protocol import BadFrame, Message, common_part, encode_with
+from echelon.cluster.coordinator.versions import Versions
 
 # --- generations ---
 

@@ -8,7 +8,7 @@ because an answer was lost with its connection, nothing is handed out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from echelon.cluster.coordinator.effects import Outbox
@@ -93,18 +93,6 @@ class Leases:
         page.held.setdefault(member, Intervals()).add(start, stop)
         return True
 
-    def commit(self, member: int, lease: Lease) -> bool:
-        """Done, by whom it was held; says whether it was."""
-        page = self._pages.get(lease.epoch)
-        if page is None or not self._released(page, member, lease):
-            return False
-        page.done.add(lease.start, lease.stop)
-        page.left -= lease.size
-        if page.left == 0:
-            del self._pages[lease.epoch]
-            self._whole.add(lease.epoch)
-        return True
-
     def restore(self, ledger: Mapping[str, Any]) -> None:
         """Be as a ledger says: nobody holds anything."""
         self._whole = {epoch for epoch, *_ in ledger["whole"]}
@@ -136,42 +124,18 @@ class Leases:
             if self._released(page, member, Lease(epoch, start, stop)):
                 self._consume(page, start, stop)
 
-    def is_done(self, lease: Lease) -> bool:
-        """Whether all of it is committed, by whomever."""
-        epoch, start, stop = lease
-        page = self._pages.get(epoch)
-        if page is None:
-            return epoch in self._whole and stop <= self.samples
-        return page.done.overlap(start, stop) == stop - start
-
-    def give_back(self, member: int, lease: Lease) -> bool:
-        """Free again, before all that comes after it; says whether it was held."""
-        page = self._pages.get(lease.epoch)
-        if page is None or not self._released(page, member, lease):
-            return False
-        page.free.add(lease.start, lease.stop)
-        page.loose += lease.size
-        return True
-
-    def give_back_all(self, member: int) -> list[Lease]:
-        """A member is gone: what it held goes to others."""
-        found = [Lease(epoch, *pair) for epoch, pair in self._held_by(member)]
-        for lease in found:
-            self.give_back(member, lease)
+    def give_back_all(self, member: int) -> None:
+        """Free all that a lost member held, so that it is handed out next."""
         for page in self._pages.values():
-            page.held.pop(member, None)
-        return found
+            for start, stop in page.held.pop(member, ()):
+                page.free.add(start, stop)
+                page.loose += stop - start
 
     def owners(self) -> Iterable[tuple[int, Lease]]:
         """Every lease that is out, with its holder."""
         for epoch, page in self._pages.items():
             for member, held in page.held.items():
                 yield from ((member, Lease(epoch, *pair)) for pair in held)
-
-    def _held_by(self, member: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        for epoch, page in self._pages.items():
-            for pair in page.held.get(member, ()):
-                yield epoch, pair
 
     def _page(self, epoch: int) -> Page | None:
         """None for an epoch that is done."""
@@ -208,9 +172,9 @@ class Leases:
 class LedgerDesk:
     """Hands out, records, takes back; every change is in the journal before it is answered."""
 
-    def __init__(self, leases: Leases, versions: Versions, roster: Roster, outbox: Outbox) -> None:
+    def __init__(self, leases: Leases, roster: Roster, outbox: Outbox) -> None:
         self.speeds = Speeds(roster)
-        self._leases, self._versions, self._outbox = leases, versions, outbox
+        self._leases, self._outbox = leases, outbox
 
     def open(self, _now: float, _member: Member, message: Message) -> None:
         """What is consumed, from whom it is known best; whatever anybody holds is void."""
@@ -236,206 +200,6 @@ class LedgerDesk:
             seq=message.get("seq"),
         )
 
-    def commit(self, now: float, member: Member, message: Message) -> None:
-        """What is done already, by whomever, stays done: a commit that is sent again is no news."""
-        lease, version = self._range(message), message["version"]
-        if self._leases.commit(member.id, lease):
-            named = {"epoch": lease.epoch, "start": lease.start, "stop": lease.stop}
-            both = {"first": version, "last": version}
-            generation = member.generation
-            self._outbox.note("committed", generation=generation, **named, **both, member=member.id)
-            self._versions.updated(now, generation, version)
-        elif not self._leases.is_done(lease):
-            why = f"{member} does not hold [{lease.start}, {lease.stop}) of epoch {lease.epoch}"
-            self._outbox.send(member.id, "refused", why=why, seq=message.get("seq"))
-
-    def give_back(self, _now: float, member: Member, message: Message) -> None:
-        lease = self._range(message)
-        if self._leases.give_back(member.id, lease):
-            named = {"epoch": lease.epoch, "start": lease.start, "stop": lease.stop}
-            self._outbox.note("returned", member=member.id, **named)
-
-    def _range(self, message: Message) -> Lease:
-        lease = Lease(message["epoch"], message["start"], message["stop"])
-        if lease.stop > self._leases.samples:
-            raise BadFrame(f"{lease} ends after the epoch's {self._leases.samples:,} samples")
-        return lease
-
 
 # --- versions ---
 # Which updates are on record: each once, one after the other.
-
-Record = Sequence[int]
-"""Epoch, start, stop, first, last: a range of the order and the versions its updates led to.
-
-The updates of one record took equal parts of the range, except that the last may have been
-smaller. A range that was consumed without an update has first = last + 1.
-A sixth number is the member that did it alone: then first = last, and other ranges may be part of
-the same update.
-"""
-
-
-_FIELDS = ("epoch", "start", "stop", "first", "last", "member")
-
-
-class MissingRecords(BadFrame):
-    """Updates were made of which nobody told: the proof would have a hole."""
-
-
-class Versions:
-    """The last version on record, and how long recovering took."""
-
-    def __init__(self, outbox: Outbox, samples: int, batch_size: int | None = None) -> None:
-        self.recorded = 0
-        self.batch_size = batch_size
-        self.news = 0
-        """Counts what was new, be it many versions at once."""
-        self.last_commit: float | None = None
-        """When."""
-        self.usual: float | None = None
-        """Seconds between two versions."""
-        self._samples = samples
-        self._outbox = outbox
-        self._left_out: set[tuple[int, int]] = set()
-        """Ranges left out since the last update: resent ones are known by them."""
-        self._alone: set[tuple[int, int]] = set()
-        """The same of ranges that members brought to the last update, each its own."""
-        self._rolled_back_in = 0
-        self._wounded: float | None = None
-        """Since when a loss is not made good."""
-        self._healed_in: int | None = None
-        """The first generation after it."""
-        self._lost_steps = 0
-        self._fresh = True
-        """Whether the next update is the first of its generation: it takes longer than usual."""
-
-    def commit(self, now: float, generation: int, records: Sequence[Record], who: object) -> bool:
-        """Record what is not yet on record; returns whether anything was new."""
-        if generation < self._rolled_back_in:
-            return False  # of a past that was taken back
-        before, news = self.recorded, False
-        for given in records:
-            if (record := self._new(given, who)) is not None:
-                news = True
-                self.news += 1
-                named = dict(zip(_FIELDS, record, strict=False))
-                self._outbox.note("committed", generation=generation, **named)
-        if self.recorded > before:
-            self._timed(now, self.recorded - before, generation)
-        return news
-
-    def updated(self, now: float, generation: int, version: int) -> None:
-        """An asynchronous update: their versions may come to be known in any order."""
-        self.news += 1
-        ahead = version - self.recorded
-        if ahead > 0:
-            self.recorded = version
-        self._timed(now, max(1, ahead), generation)
-
-    def roll_back(self, now: float, generation: int, version: int, why: str) -> None:
-        """Go on from `version`, which may also be where a resumed run begins."""
-        if version == self.recorded and not self._left_out:
-            return  # nothing is taken back
-        self._lost_steps += max(0, self.recorded - version)
-        self.restore(version, generation)
-        self.last_commit = now
-        self._outbox.note("rolled_back", generation=generation, version=version, why=why)
-
-    def restore(self, version: int, rolled_back_in: int | None = None) -> None:
-        """Be at this version, to which all was rolled back in that generation if in any."""
-        if version != self.recorded:
-            self._alone.clear()
-        self.recorded = version
-        self._left_out.clear()
-        if rolled_back_in is not None:
-            self._rolled_back_in = rolled_back_in
-
-    def left_out(self, epoch: int, start: int) -> None:
-        """A range that was consumed without an update is on record."""
-        self._left_out.add((epoch, start))
-
-    def made_alone(self, epoch: int, start: int) -> None:
-        """A range that a member brought to the last update is on record."""
-        self._alone.add((epoch, start))
-
-    def wounded(self, now: float) -> None:
-        """A member of a generation was lost."""
-        if self._wounded is None:
-            self._wounded, self._lost_steps = now, 0
-        self._healed_in = None
-
-    def formed(self, now: float, generation: int) -> None:
-        """A generation begins: whoever waits for updates waits from now on."""
-        self.last_commit = now
-        self._fresh = True
-        if self._healed_in is None:
-            self._healed_in = generation
-
-    def _new(self, record: Record, who: object) -> Record | None:
-        """What of it is not on record; it is from now on."""
-        epoch, start, stop, first, last, *member = record
-        if stop > self._samples:
-            raise BadFrame(f"a record ends at {stop:,}, and an epoch has {self._samples:,} samples")
-        if first > self.recorded + 1:
-            raise MissingRecords(
-                f"{who} recorded version {first:,} after version {self.recorded:,}: the records "
-                "between are missing"
-            )
-        if member:
-            return self._alone_once(record)
-        if last < first:
-            return self._left_out_once(record)
-        if last <= self.recorded:
-            return None
-        if first <= self.recorded:
-            start, first = self._cut(record), self.recorded + 1
-        self.recorded = last
-        self._left_out.clear()
-        return epoch, start, stop, first, last
-
-    def _alone_once(self, record: Record) -> Record | None:
-        epoch, start, _, first, last, _ = record
-        if first != last:
-            raise BadFrame(f"one member alone made updates {first:,} to {last:,} in one record")
-        if last < self.recorded or (last == self.recorded and (epoch, start) in self._alone):
-            return None
-        if last > self.recorded:
-            self.restore(last)
-        self.made_alone(epoch, start)
-        return record
-
-    def _left_out_once(self, record: Record) -> Record | None:
-        epoch, start, _, first, _ = record
-        if first <= self.recorded or (epoch, start) in self._left_out:
-            return None
-        self.left_out(epoch, start)
-        return record
-
-    def _cut(self, record: Record) -> int:
-        """Where the part of a record begins that is not on record."""
-        _, start, stop, first, last = record
-        known, count = self.recorded - first + 1, last - first + 1
-        size = self.batch_size
-        if size is None and (stop - start) % count == 0:
-            size = (stop - start) // count
-        if size is None or start + known * size >= stop:
-            raise MissingRecords(
-                f"a record of versions {first:,} to {last:,} cannot be cut at {self.recorded:,}"
-            )
-        return start + known * size
-
-    def _timed(self, now: float, versions: int, generation: int) -> None:
-        if self.last_commit is not None and not self._fresh:
-            took = (now - self.last_commit) / versions
-            self.usual = took if self.usual is None else self.usual + 0.2 * (took - self.usual)
-        self.last_commit, self._fresh = now, False
-        if self._wounded is not None and self._healed_in is not None:
-            self._recovered(now, generation, self._wounded, self._healed_in)
-
-    def _recovered(self, now: float, generation: int, since: float, healed_in: int) -> None:
-        """Unless the update was made before the loss and only told after it."""
-        if generation >= healed_in:
-            seconds = round(now - since, 3)
-            lost = self._lost_steps
-            self._outbox.note("recovered", generation=generation, seconds=seconds, lost_steps=lost)
-            self._wounded = None

@@ -128,7 +128,7 @@ _FLAG = (_flag, "true or false")
 _TEXT = (_text, f"printable text of at most {TEXT} characters")
 _NAME = (_name, f"printable text of at most {NAME} characters")
 _SEQ = (_or_none(_positive), "a whole number of at least 1 or null")
-_RANGE = {"seq": _SEQ, "epoch": _WHOLE, "start": _WHOLE, "stop": _POSITIVE}
+
 
 _FIELDS: dict[str, dict[str, tuple[Check, str]]] = {
     "hello": {
@@ -167,7 +167,6 @@ _FIELDS: dict[str, dict[str, tuple[Check, str]]] = {
         "version": _WHOLE,
         "shares": (_many(_number, MEMBERS), "a list of numbers of at least 0"),
     },
-    "told": {"seq": _SEQ, "text": _TEXT},
     "rolled_back": {"seq": _SEQ, "version": _WHOLE, "why": _TEXT},
     "leave": {
         "seq": _SEQ,
@@ -183,8 +182,6 @@ _FIELDS: dict[str, dict[str, tuple[Check, str]]] = {
         "unit": (_or_none(_positive), "a whole number of at least 1 or null"),
         "used": (_or_none(_many(_pair, RECORDS)), "a list of ranges [start, stop] or null"),
     },
-    "commit": {**_RANGE, "version": _WHOLE},
-    "give_back": _RANGE,
     "gone": {"pid": _POSITIVE, "status": (_signed, "a whole number")},
     "drop": {"member": _WHOLE, "seconds": _NUMBER},
 }
@@ -203,8 +200,6 @@ def check(message: Message) -> None:
         if not right(value):
             shown = one_line(repr(value), 60)
             raise BadFrame(f"a frame {kind!r} says {name} = {shown}: it must be {rule}")
-    if "stop" in fields and not message["start"] < message["stop"]:
-        raise BadFrame(f"a frame {kind!r} has an empty range")
 
 
 # --- frames ---

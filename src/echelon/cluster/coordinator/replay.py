@@ -53,7 +53,6 @@ class _Reader:
             "rolled_back": self._rolled_back,
             "ledger": self._ledger,
             "leased": self._leased,
-            "returned": self._returned,
             "over": self._over,
             "finished": self._finished,
         }
@@ -138,9 +137,6 @@ class _Reader:
     def _leased(self, entry: Entry) -> None:
         if not self._desk.leases.take(entry["member"], _lease(entry)):
             raise ValueError(f"{_lease(entry)} is not free")
-
-    def _returned(self, entry: Entry) -> None:
-        self._desk.leases.give_back(entry["member"], _lease(entry))
 
     def _over(self, entry: Entry) -> None:
         self._desk.generations.closing(entry["status"], entry.get("why"))
