@@ -6,13 +6,13 @@
                                      │           └─ Leases             who holds which samples
                                      └─ Post ── journal                what a successor has to know
 
-No gradient passes here. The idea: a pure core with a thin shell. `Desk` and its parts have no
+No gradient passes here. The idea is a pure core in a thin shell. `Desk` and its parts have no
 socket, file, thread or clock. Messages and the time go in; effects come out through `Outbox`: notes
-for the journal, frames to send, connections to close. `Server` is the shell: it checks frames, calls
-the desk, and then carries out the effects in a fixed order. Notes are written before frames are
-sent, so whatever a member was told, the journal knows. A coordinator can therefore be killed at any
-moment: the next one replays the journal, and members reconnect to it by themselves. Tests drive the
-desk directly, with a clock and a journal of their own, through any order of events.
+for the journal, frames to send, connections to close. `Server` is the shell: it checks frames,
+calls the desk, and then carries out the effects in a fixed order. Notes are written before frames
+are sent, so the journal knows everything that members know. A coordinator can therefore be killed
+at any moment: the next one replays the journal, and members reconnect to it by themselves. Tests
+drive the desk directly, with a clock and a journal of their own, through any order of events.
 
 The files in reading order:
 
