@@ -1,4 +1,4 @@
-"""A member that leaves has told all it had to tell, and knows that it was heard."""
+"""A member that leaves has reported everything, and knows that it was journaled."""
 
 from __future__ import annotations
 

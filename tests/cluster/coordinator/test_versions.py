@@ -1,4 +1,4 @@
-"""What is on record: every update once, whoever tells of it and however often."""
+"""Every update is journaled once, no matter which members report it and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes over the wire is not to be trusted, on either side of it."""
+"""Malformed and hostile bytes on the wire are refused, on either side of it."""
 
 from __future__ import annotations
 
