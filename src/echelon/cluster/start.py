@@ -62,21 +62,21 @@ def start(
     """Train `task` as configured in `job`, with `job.workers` members."""
     place = joined(deadline=job.sync.deadline)
     if place is not None and (place.count > 1 or job.workers > 1):
-        return _among_others(_fitting(job, place.count), task, place, resume, observers)
+        return _under_torchrun(_for_torchrun(job, place.count), task, place, resume, observers)
     if not strategy.arrangement(job):
         return run_job(job, task, resume=resume, observers=observers)
     if job.workers == 1 and not strategy.has_servers(job) and not job.elastic.enabled:
         with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
             return run_job(job, task, comm=alone, resume=resume, observers=observers)
     if strategy.can_do_without(job):
-        return _elastic(job, task, resume, observers)
-    return _launched(job, task, resume, observers)
+        return _start_elastic(job, task, resume, observers)
+    return _start_fixed(job, task, resume, observers)
 
 
 # A group of a fixed size: processes that torchrun started, or processes forked here.
 
 
-def _among_others(
+def _under_torchrun(
     job: Job, task: Task, place: Place, resume: str | None, observers: Sequence[Observer]
 ) -> Result:
     """Train as one of the processes that torchrun started; the first of them records the run."""
@@ -88,7 +88,7 @@ def _among_others(
         return run_job(job, task, comm=group, resume=resume, observers=observers, beside=count)
 
 
-def _fitting(job: Job, count: int) -> Job:
+def _for_torchrun(job: Job, count: int) -> Job:
     """Return `job` with the number of workers that torchrun started; refuse what cannot work."""
     if strategy.has_servers(job):
         raise ConfigError(
@@ -114,7 +114,7 @@ def _fitting(job: Job, count: int) -> Job:
     return job_from(job.model_dump(mode="json") | {"workers": count}, checks=[strategy.check])
 
 
-def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
+def _start_fixed(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
     """Fork a fixed group of members. Member 0 sends its summary back; the model is read from disk.
 
     If the members fail, this process writes the failure into the run's record.
@@ -127,8 +127,8 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
         if member.place.index > 0:
             assist(job, task, group, resume=resume)
             return {}
-        told = [*observers, _Teller(member)]
-        return run_job(job, task, comm=group, resume=resume, observers=told).summary()
+        watchers = [*observers, _RunReporter(member)]
+        return run_job(job, task, comm=group, resume=resume, observers=watchers).summary()
 
     _import_strategy(job)
     try:
@@ -136,7 +136,7 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
     except BaseException as error:
         _note_failure(job, error)
         raise
-    return _result(found, final_model(job, task, Path(found["folder"])))
+    return _result_of(found, final_model(job, task, Path(found["folder"])))
 
 
 def _import_strategy(job: Job) -> None:
@@ -146,7 +146,7 @@ def _import_strategy(job: Job) -> None:
     strategy.build(job.strategy, numerics(job, cpu), schedule, None, parallel(job))
 
 
-class _Teller:
+class _RunReporter:
     """An observer that sends the run's name to the supervisor, for `_note_failure`."""
 
     def __init__(self, member: Member) -> None:
@@ -187,7 +187,7 @@ def _note_failure(job: Job, error: BaseException) -> None:
             (known.folder / "error.txt").write_text(error.traceback, encoding="utf-8")
 
 
-def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
+def _result_of(found: Mapping[str, Any], model: nn.Module) -> Result:
     """Build a result from a summary that came through a pipe as JSON (null stands for NaN)."""
     return Result(
         run=found["run"],
@@ -208,7 +208,9 @@ def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
 # An elastic run: it outlives its members, and others may join.
 
 
-def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
+def _start_elastic(
+    job: Job, task: Task, resume: str | None, observers: Sequence[Observer]
+) -> Result:
     """Start an elastic run. The run is recorded before its members start: any of them may fail."""
     check_addresses(job)
     _import_strategy(job)
@@ -219,7 +221,7 @@ def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Obser
         vars(error).setdefault("facts", {})["run"] = run
         _note_failure(job, error)
         raise
-    return _result(found, final_model(job, task, Path(found["folder"])))
+    return _result_of(found, final_model(job, task, Path(found["folder"])))
 
 
 def launch_elastic(
@@ -232,7 +234,7 @@ def launch_elastic(
     store = Path(job.track.folder).resolve()
     folder, samples, key = store / run, len(prepare(task).train), secrets.token_bytes(_KEY_BYTES)
     about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
-    _note_beginning(folder / JOURNAL, job, run, samples)
+    _journal_beginning(folder / JOURNAL, job, run, samples)
     with ExitStack() as last:
         fleet = None
         if strategy.has_servers(job):
@@ -259,12 +261,12 @@ def launch_elastic(
                 results.append(result)
                 return {**result.summary(), "led": group.index == 0}
 
-        last.enter_context(_invitation(folder / JOIN, join_string(*address, key)))
+        last.enter_context(_join_file(folder / JOIN, join_string(*address, key)))
         found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet)
-    return found or _recorded(store, run)
+    return found or _stored_summary(store, run)
 
 
-def _note_beginning(path: Path, job: Job, run: str, samples: int) -> None:
+def _journal_beginning(path: Path, job: Job, run: str, samples: int) -> None:
     with Journal(path) as journal:
         journal.add(
             "begun",
@@ -288,7 +290,7 @@ def _settings(job: Job, key: bytes, samples: int, about: dict[str, Any]) -> Sett
 
 
 @contextmanager
-def _invitation(path: Path, text: str) -> Iterator[None]:
+def _join_file(path: Path, text: str) -> Iterator[None]:
     """Keep the join string in a file that only its owner can read, until the run ends."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -312,7 +314,7 @@ def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> El
     )
 
 
-def _recorded(store: Path, run: str) -> dict[str, Any]:
+def _stored_summary(store: Path, run: str) -> dict[str, Any]:
     """Return the stored summary of a run that members from elsewhere have finished."""
     found = Store(store).run(run).summary
     if "folder" not in found:
@@ -325,7 +327,7 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
 
     Raise `Left` if a signal asks this process to end; the run goes on without it.
     """
-    host, port, key = read_join_string(_string(text))
+    host, port, key = read_join_string(_join_string_of(text))
     group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
     with member_of(group, fatal=False) as results:
         about = group.run
@@ -361,19 +363,19 @@ def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
         raise
     except BaseException as error:
         with suppress(PeerError):
-            group.leave(_words(error), fatal=fatal)
+            group.leave(_reason(error), fatal=fatal)
         raise
     finally:
         group.end()
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped at once by a signal"
     return f"{type(error).__name__}: {error}"
 
 
-def _string(text: str) -> str:
+def _join_string_of(text: str) -> str:
     """Return the join string: `text` itself, or the one kept in the run's folder."""
     if "://" in text:
         return text

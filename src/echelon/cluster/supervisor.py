@@ -281,6 +281,7 @@ class Supervisor:
             self._suspend()
         for number in filter(FORWARDED.__contains__, came):
             last, self._last = self._last, (number, time.monotonic())
+            # `timeout` and torchrun signal a process and its group: one request that arrives twice.
             if number == last[0] and self._last[1] - last[1] < SAME_SECONDS:
                 continue
             self.forwarded.append(number)
@@ -370,7 +371,7 @@ class LenientSupervisor(Supervisor):
         return True
 
     def _replace(self) -> None:
-        """The coordinator's process has ended: start another one unless the run is over."""
+        """Start another coordinator, unless it has ended because the run is over."""
         self._selector.unregister(self._keeper.handle)
         status = self._keeper.reap()
         self._over = status == 0
@@ -383,7 +384,7 @@ class LenientSupervisor(Supervisor):
         self._register(self._keeper.handle, self._replace)
 
     def _be_done(self) -> None:
-        """The coordinator says that the run is over: limit how long members still run."""
+        """Limit how long members still run, because the coordinator says that the run is over."""
         self._keeper.shut()
         done = self._keeper.ending() in ("done", "stopped")
         patience = _LINGER_SECONDS if done else _NEWS_SECONDS

@@ -201,7 +201,7 @@ class Actuators:
         self.effects.append(FullDisk(deed, self._shelf, self._said_since))
 
     def _is_awaited(self) -> bool:
-        """Whether a member is about to join, or is lost and not noticed yet."""
+        """Return whether a member is about to join, or is lost without being noticed yet."""
         scene, commands = self._scene, (self._command, *self.newcomers)
         pids = {pid for command in commands for pid in command.family()}
         servers = {seat["pid"] for seat in served(self._folder)}

@@ -69,8 +69,8 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
 
 
 def _server(deed: Deed, scene: Scene) -> None:
-    """The journal shows a lost server only if members have to roll back, not if its replica took
-    over."""
+    """Measure a killed server: detected when members roll back. If its replica takes over, they do
+    not, and only the update that follows can be measured."""
     back = next(_since(scene, deed.moment, "rolled_back"), None)
     if back is not None and _went_on(scene, deed.moment + _IN_FLIGHT, back["time"]):
         back = None  # updates were made in between: the rollback has a later cause
@@ -92,7 +92,7 @@ def _went_on(scene: Scene, start: float, stop: float) -> bool:
 def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:
     [member] = deed.members
     lost = next((e for e in _since(scene, deed.moment, "lost") if e["member"] == member), None)
-    if note := _unnoticed(deed, lost) or _another_ones(deed, lost, others):
+    if note := _unnoticed(deed, lost) or _explained_by_later(deed, lost, others):
         deed.note = note
         return
     assert lost is not None
@@ -118,7 +118,7 @@ def _unnoticed(deed: Deed, lost: Entry | None) -> str | None:
     return "killed before it was noticed" if lost["how"] == "killed" else None
 
 
-def _another_ones(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str | None:
+def _explained_by_later(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str | None:
     """Return a note if a later fault of the same member explains its loss, else None."""
     if deed.fault.verb == "kill" or lost is None:
         return None

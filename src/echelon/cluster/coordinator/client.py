@@ -372,7 +372,7 @@ class Standing:
             self.turn.notify_all()
 
     def _waits(self, message: Message) -> None:
-        """The coordinator repeats every second why no generation is formed yet; show it once."""
+        """Show why no generation is formed yet, once; the coordinator repeats it every second."""
         if message["tell"] and message["why"] != self._waiting:
             self._waiting = message["why"]
             self._notice(self._waiting)
@@ -395,7 +395,7 @@ class Standing:
             self.turn.notify_all()
 
     def _refused(self, message: Message) -> None:
-        """The coordinator refuses one request (with `seq`), or this member for good."""
+        """Handle the refusal of one request (with `seq`), or of this member for good."""
         if message.get("seq") is None:
             self.over(f"the coordinator refused us: {message['why']}")
         else:
@@ -420,7 +420,8 @@ class Standing:
             self._regroup(f"expelled: {why}", True)
 
     def _is_over(self, message: Message) -> None:
-        """The coordinator says that the run is over.
+        """Handle the end of the run.
+
 
         `hears`: it accepts reports until this member leaves. `recorded`: this member would have led
         the next generation, and this is the last journaled version.

@@ -206,7 +206,7 @@ class Desk:
             self._given_up = [*kept, (now, member)]
 
     def may_return(self, now: float) -> bool:
-        """Whether a member that was given up recently may be alive and come back."""
+        """Return whether a member that was given up recently may be alive and come back."""
         recent = (member for since, member in self._given_up if now - since < _BACK)
         here = self.entrance.here
         return any(member.host != here or self._look(member.pid) for member in recent)

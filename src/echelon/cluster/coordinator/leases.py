@@ -46,8 +46,8 @@ class LedgerDesk:
     def lease(self, _now: float, member: Member, message: Message) -> None:
         epoch, speed = message["epoch"], self.speeds.of(member)
         self._leases.used(member.id, epoch, message.get("used") or ())
-        everybody, unit = self.speeds.sum_with(speed), message.get("unit") or 1
-        new = self._leases.lease(member.id, epoch, message["wanted"], speed, everybody, unit)
+        all_, unit = self.speeds.sum_with(speed), message.get("unit") or 1
+        new = self._leases.lease(member.id, epoch, message["wanted"], speed, all_, unit)
         for _, start, stop in new:
             self._outbox.note("leased", member=member.id, epoch=epoch, start=start, stop=stop)
         self._outbox.send(
@@ -201,7 +201,3 @@ class Page:
         """Number of free positions, kept because counting them each time takes longer."""
         self.left = samples
         """Number of positions that are not done."""
-
-
-# --- versions ---
-# Which updates are on record: each once, one after the other.

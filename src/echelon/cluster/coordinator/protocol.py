@@ -225,13 +225,13 @@ def _record(value: Any) -> bool:
 
 
 def _pair(value: Any) -> bool:
-    """Whether the value is a non-empty range [start, stop]."""
+    """Return whether the value is a non-empty range [start, stop]."""
     whole = type(value) is list and len(value) == 2 and all(map(_whole, value))
     return whole and value[0] < value[1]
 
 
 def _ledger(value: Any) -> bool:
-    """Whether the value has the form of `Ledger.state_dict`."""
+    """Return whether the value has the form of `Ledger.state_dict`."""
     match value:
         case {"samples": samples, "whole": list(whole), "parts": list(parts)}:
             triples = _many(_many(_whole, 3), MEMBERS)
