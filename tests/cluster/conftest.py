@@ -1,4 +1,4 @@
-"""What tests of several processes share."""
+"""Fixtures for tests of several processes."""
 
 from __future__ import annotations
 

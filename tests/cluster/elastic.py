@@ -1,4 +1,4 @@
-"""Whole runs of members that come and go, as tests disturb them."""
+"""Helpers that start whole elastic runs and disturb them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests and the members they start see of each other."""
+"""Helpers for tests and the members they start to share values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members come to a live run: new ones, frozen ones that are back, other numbers after a resume."""
+"""Members join a live run: new ones, frozen ones that come back, other counts after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members and coordinators are lost under a live run: it ends as if nothing had been."""
+"""Members and coordinators are lost during a run, and its result is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member that is slow costs its share and not the run; who it is, is said."""
+"""A slow member costs its share and not the run, and is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launched members as a group: they meet at the place they got, and miss who is gone."""
+"""Launched members form a group and notice a lost peer."""
 
 from __future__ import annotations
 

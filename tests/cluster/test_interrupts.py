@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM reach each member once; nobody outlives the supervisor."""
+"""Ctrl-C and SIGTERM reach each member once; no process outlives the supervisor."""
 
 from __future__ import annotations
 

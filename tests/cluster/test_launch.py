@@ -1,4 +1,4 @@
-"""Members are started, work and end; nothing is left of them."""
+"""Members are started, work and end, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the system gives no more processes or descriptors, one line says so and nobody is left."""
+"""When the system gives no more processes or descriptors, one line says so; none is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of one machine listen on loopback alone."""
+"""Members of one machine listen on loopback only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs with a parameter server, whose trainers and servers are killed and joined."""
+"""Whole runs with a parameter server: trainers and servers are killed, and trainers join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals as data: none is late, none is somebody else's."""
+"""Signals as data: none comes too late, and those that are not for members stay here."""
 
 from __future__ import annotations
 

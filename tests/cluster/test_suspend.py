@@ -1,4 +1,4 @@
-"""Ctrl-Z stops members and supervisor, and all go on; a closed terminal ends them in order."""
+"""Ctrl-Z stops members and supervisor and all continue; a closed terminal ends them in order."""
 
 from __future__ import annotations
 

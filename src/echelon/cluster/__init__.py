@@ -1,12 +1,17 @@
-"""Processes and the machines they run on.
+"""The processes of a run and how they find, watch and outlive each other.
 
-How the members of a run on one machine live and end:
+In reading order:
 
-    supervisor ── fork ──▶ member 0 … N-1, each in its own process group
-        ▲  ▲                  │     │
-        │  └── JSON lines ────┘     │   what it tells, its result or its error: one pipe each
-        └───── pulses ──────────────┘   step and doing, in memory they all share
-    members 1 … ── text ──▶ member 0 ──▶ stderr, each line with its member's number in front
+    start          choose the processes of a run; join a run
+    supervisor     `launch`: start the processes of this machine, watch them, end them together
+    workers        the member processes: fork, pipes, output
+    services       coordinator and parameter servers: processes that are restarted when they end
+    health         heartbeats, errors across processes, and which member caused a failure
+    elastic_group  the group of members of an elastic run, formed again after each loss or join
+    coordinator/   who takes part and what is done: the service that every elastic run has
+    chaos/         `echelon chaos`: runs under injected faults
+    environment    environment variables, fork safety and signals
 
-`launch` imports torch's neighbours, so import it where it is needed, not at the top of a command.
+Import `start` and `supervisor` in the function that needs them, not at the top of a command: they
+import torch, which takes seconds.
 """

@@ -1,9 +1,12 @@
-"""A group that is formed anew, in the same process, whenever a member is lost or comes.
+"""A group that forms again, in the same process, whenever a member is lost or joins.
 
-a loss    the coordinator says so ─▶ whoever waits for the lost one gives up (`halt`)
-          ─▶ all who are left say that they have arrived ─▶ a generation, a group, on it goes
-a join    the coordinator says so ─▶ asked for with the next gradients (`Ask.REGROUP`)
-          ─▶ all leave after the same update ─▶ as above
+The coordinator orders a new generation. What follows depends on whether it is urgent:
+
+a loss    members that wait for the lost one stop waiting (`Halt`, `Group.cut`)
+          ─▶ every survivor calls `regroup` ─▶ the coordinator names the next generation
+          ─▶ its members form a `Group` and bring those that are behind up to date
+a join    each member adds `Ask.REGROUP` to its next gradients
+          ─▶ all leave after the same update and call `regroup` ─▶ the same as after a loss
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ _CPU = torch.device("cpu")
 
 
 class RunEnded(TrainingError):
-    """The run is over for all: what ended it is another one's to tell, if it was a member."""
+    """The run is over for all members. If an error ended it, another member reports that error."""
 
 
 class ElasticGroup:
-    """This member among those of the present generation.
+    """The `Comm` of an elastic run: this member among those of the current generation.
 
-    A member started with others (`number`) waits for them; one without a number is a newcomer, and
-    alone until it calls `regroup` for the first time.
+    A member that was started with others (`number` is its place among them) meets them in the
+    constructor. A member without a number is a newcomer: it is alone until its first `regroup`.
     """
 
     elastic: bool = True
@@ -86,11 +89,11 @@ class ElasticGroup:
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """What whoever started the run says about it."""
+        """The run's settings as its starter gave them to the coordinator: job, store, servers, …"""
         return self._liaison.run
 
     def directory(self) -> Directory:
-        """The servers of this run, and who takes part."""
+        """Return the addresses of the run's servers, and which members take part."""
         return Directory(
             shards=tuple(ShardAddress(**shard) for shard in self.run["servers"]),
             key=self._key,
@@ -102,42 +105,48 @@ class ElasticGroup:
         )
 
     @property
+    def generation(self) -> int:
+        """The number of the generation that this member is in, or was in last."""
+        return self._number
+
+    @property
     def asked(self) -> int:
-        """The coordinator's wish comes from another thread, so it is kept apart from our own."""
-        called = self._wanted or self._halt.why is not None  # nobody waits who is alone
+        """Bits of `Ask`. REGROUP is kept apart, because the client's thread sets it."""
+        # A member that is alone waits for no one, so a halt reaches it only here.
+        called = self._wanted or self._halt.why is not None
         return self._own | (Ask.REGROUP if called else 0)
 
     @asked.setter
     def asked(self, value: int) -> None:
         self._own = value & ~Ask.REGROUP
 
+    @property
+    def pace(self) -> float | None:
+        return self._liaison.pace
+
+    @pace.setter
+    def pace(self, seconds: float | None) -> None:
+        self._liaison.pace = seconds
+
     def _beat(self, step: int, doing: str) -> None:
         self._liaison.pulse(step, doing)
         self._beat_too(step, doing)
 
-    def collective(
-        self, members: Sequence[int] | None = None, *, device: torch.device = _CPU
-    ) -> Collective:
-        return self._present().collective(members, device=device)
-
-    def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
-        return self._present().mesh(axes, device=device)
-
     def regroup(self, progress: Sequence[int], lost: PeerError | None) -> Healing:
         self.met = False
         if lost is not None and self._group is not None:
-            self._group.cut()  # the others are to notice, wherever they wait
+            self._group.cut()  # so that the others notice, wherever they wait
         self._leave_group()
         if self._ended is not None:
             raise RunEnded(self._ended)
         why = "" if lost is None else str(lost)
-        # From now on orders are about the next generation. One for the last that comes just here
-        # makes the next a short one, and does no other harm.
+        # From here on orders concern the next generation. An order for the last one that arrives at
+        # this moment makes the next generation short, and does no other harm.
         self._halt, self._wanted = Halt(), False
         try:
             found = self._liaison.arrive(self._number, progress, why)
         except PeerError as error:
-            if self._liaison.leads:  # nobody else is left to save what there is
+            if self._liaison.leads:  # then this member alone saves the run's state
                 self.index, self.count = 0, 1
             raise RunEnded(self._ended or str(error)) from None
         self._enter(found)
@@ -149,77 +158,15 @@ class ElasticGroup:
         self._group = Group(Place(0, 1, deadline=self._deadline))
 
     def _meet(self) -> None:
-        """For the first time; if that is broken off, the others are met as by a newcomer."""
+        """Meet the members started together. If that fails, stay alone and join as a newcomer."""
         try:
             healing = self.regroup([0], None)
         except PeerError:
             self.alone()
             return
         if healing.peers is not None:
-            # They have met before: what they expect is a newcomer, not one that begins with them.
+            # The others have met before, and treat this member as a newcomer.
             self.alone()
-
-    def report(self, records: Sequence[Sequence[int]]) -> None:
-        if records:
-            self._liaison.report([list(record) for record in records])
-
-    def on_record(self, version: int) -> bool | None:
-        """Whether the updates up to this version are; None if that may still come."""
-        heard = self._liaison.is_heard  # looked at first: what comes meanwhile counts
-        recorded = self._liaison.recorded
-        if recorded is None or not heard:
-            return recorded is not None and recorded >= version
-        return True if recorded >= version else None
-
-    @property
-    def pace(self) -> float | None:
-        return self._liaison.pace
-
-    @pace.setter
-    def pace(self, seconds: float | None) -> None:
-        self._liaison.pace = seconds
-
-    def lease(
-        self, epoch: int, wanted: int, unit: int, used: Sequence[tuple[int, int]]
-    ) -> list[Lease]:
-        """What this member holds of an epoch, once the coordinator has given it what it should."""
-        try:
-            return self._liaison.lease(epoch, wanted, unit, used)[0]
-        except PeerError as error:
-            raise RunEnded(self._ended or str(error)) from None
-
-    def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None:
-        """The first member's word of what is consumed; nobody holds anything then."""
-        self._liaison.open_ledger(version, ledger)
-
-    @property
-    def generation(self) -> int:
-        """The number of the one that this member is or was in."""
-        return self._number
-
-    def recorded(self) -> int:
-        """The last version that is known to be on record."""
-        return self._liaison.recorded or 0
-
-    def rolled_back(self, version: int, why: str) -> None:
-        self._liaison.rolled_back(version, why)
-
-    def divided(self, version: int, shares: Sequence[float]) -> None:
-        if self.index == 0:
-            self._liaison.shares(version, shares)
-
-    def leave(self, why: str, *, fatal: bool = False, over: bool = False) -> None:
-        """This member ends for good: with an error that ends the run, or because it is over."""
-        self._liaison.leave(why, fatal=fatal, over=over)
-
-    def close(self) -> None:
-        """Leave the others, not yet the coordinator."""
-        self._leave_group()
-
-    def end(self) -> None:
-        """Be done with this run."""
-        self._leave_group()
-        self._liaison.close()
 
     def _enter(self, found: Generation) -> None:
         self._number = found.number
@@ -247,14 +194,14 @@ class ElasticGroup:
         return Healing(peers, sends, found.anew and sends, found.recorded)
 
     def _order(self, why: str, urgent: bool) -> None:
-        """Called by the liaison's thread: the coordinator wants another generation."""
+        """Take the coordinator's order to regroup. Runs in the client's thread."""
         if urgent:
             self._stop_waiting(why)
         else:
             self._wanted = True
 
     def _end(self, why: str) -> None:
-        """Called by the liaison's thread: the run is over for all."""
+        """Take the message that the run is over for all. Runs in the client's thread."""
         self._ended = f"the run is over ({why})" if why in ("done", "stopped") else why
         self._stop_waiting(why)
 
@@ -264,13 +211,73 @@ class ElasticGroup:
         if group is not None:
             group.cut()
 
-    def _leave_group(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            with contextlib.suppress(PeerError):
-                group.close()
+    def collective(
+        self, members: Sequence[int] | None = None, *, device: torch.device = _CPU
+    ) -> Collective:
+        return self._present().collective(members, device=device)
+
+    def mesh(self, axes: Mapping[str, int], *, device: torch.device = _CPU) -> DeviceMesh:
+        return self._present().mesh(axes, device=device)
 
     def _present(self) -> Group:
         if self._group is None:
             raise PeerError("this member is between two generations")
         return self._group
+
+    def report(self, records: Sequence[Sequence[int]]) -> None:
+        if records:
+            self._liaison.report([list(record) for record in records])
+
+    def on_record(self, version: int) -> bool | None:
+        """Return whether the updates up to `version` are journaled; None if they may be later."""
+        heard = self._liaison.is_heard  # read before `recorded`, which the other thread may advance
+        recorded = self._liaison.recorded
+        if recorded is None or not heard:
+            return recorded is not None and recorded >= version
+        return True if recorded >= version else None
+
+    def recorded(self) -> int:
+        """Return the last version known to be journaled; 0 for a member that does not lead."""
+        return self._liaison.recorded or 0
+
+    def lease(
+        self, epoch: int, wanted: int, unit: int, used: Sequence[tuple[int, int]]
+    ) -> list[Lease]:
+        """Lease samples of an epoch; return all ranges that this member holds of it now."""
+        try:
+            return self._liaison.lease(epoch, wanted, unit, used)[0]
+        except PeerError as error:
+            raise RunEnded(self._ended or str(error)) from None
+
+    def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None:
+        """Publish what is consumed (member 0 only); all leases become void."""
+        self._liaison.open_ledger(version, ledger)
+
+    def rolled_back(self, version: int, why: str) -> None:
+        self._liaison.rolled_back(version, why)
+
+    def divided(self, version: int, shares: Sequence[float]) -> None:
+        if self.index == 0:
+            self._liaison.shares(version, shares)
+
+    def leave(self, why: str, *, fatal: bool = False, over: bool = False) -> None:
+        """Tell the coordinator that this member ends, and whether that ends the run for all.
+
+        `fatal`: with the error `why`. `over`: training is over with the status `why`.
+        """
+        self._liaison.leave(why, fatal=fatal, over=over)
+
+    def close(self) -> None:
+        """Leave the group, but stay connected to the coordinator."""
+        self._leave_group()
+
+    def end(self) -> None:
+        """Leave the group and disconnect from the coordinator."""
+        self._leave_group()
+        self._liaison.close()
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(PeerError):
+                group.close()

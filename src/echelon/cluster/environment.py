@@ -1,4 +1,7 @@
-"""The only reader of the environment; fork safety; signals as data."""
+"""The process's surroundings: environment variables, threads before a fork, and signals.
+
+No other module reads the environment.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +22,44 @@ if TYPE_CHECKING:
     from echelon.comm.peers import Place
 
 
-# --- environment ---
-# The only place that reads the environment.
+# Environment variables.
+
 
 _SPINS = "1000"
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def calm_threads() -> None:
-    """Let kernel threads sleep soon when they wait for each other; call before importing torch.
+    """Let OpenMP threads sleep soon when they wait for each other; call before importing torch.
 
-    By default they spin for about a millisecond, which is quickest on an idle machine. As soon as
-    anything else wants a core, the one they wait for is not running and every kernel waits in
-    vain: measured here on two busy cores, 27 times slower for a small mlp, 2.4 times for a cnn.
+    By default they spin for about a millisecond, which is fastest on an idle machine. When another
+    process uses a core, the thread they wait for is not running, and every kernel spins in vain:
+    measured on two busy cores, 27 times slower for a small mlp, 2.4 times for a cnn.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def calm_warnings() -> None:
-    """Let torch's C++ parts tell errors alone; call before importing it.
+    """Let torch's C++ code log errors only; call before importing torch.
 
-    What they warn of is what members of other hosts are used to: a host without a name, a
-    connection tried again. What comes of it is told by Echelon.
+    Its warnings are about harmless events between hosts: a host without a name, a connection that
+    is tried again. Echelon itself reports failures that follow.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def stay_on_loopback() -> None:
-    """Let gloo of this process listen on loopback alone, not on what the host's name means."""
+    """Let gloo listen on loopback only, not on the address that the host's name resolves to."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
 def joined(*, deadline: float = 120.0) -> Place | None:
-    """The place that torchrun gave this process; None if it was not started by it.
+    """Return the place that torchrun gave this process; None if torchrun did not start it.
 
-    torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT and says so
-    (TORCHELASTIC_USE_AGENT_STORE): members only connect to it (`served`). It outlives a restart
-    of the members, so what they put there is set apart by `name`. Where there is no such agent,
-    as with variables set by hand or by a scheduler, member 0 serves the store at that port.
+    torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT and announces it with
+    TORCHELASTIC_USE_AGENT_STORE; then members only connect to it (`served`). The store outlives a
+    restart of the members, so each attempt uses its own `name` in it. Without an agent, when a
+    person or a scheduler has set the variables, member 0 serves the store at that port.
     """
     marks = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
     mark = next((name for name in marks if name in os.environ), None)
@@ -69,7 +72,7 @@ def joined(*, deadline: float = 120.0) -> Place | None:
                 f"{', '.join(_PLACE)}, or unset {mark}"
             )
     count = _number("WORLD_SIZE", 1, None)
-    from echelon.comm.peers import Place  # torch comes with it
+    from echelon.comm.peers import Place  # imports torch
 
     return Place(
         index=_number("RANK", 0, count - 1),
@@ -84,9 +87,9 @@ def joined(*, deadline: float = 120.0) -> Place | None:
 
 
 def beside() -> tuple[int, int]:
-    """Which member of this machine this process is, and of how many, as torchrun says.
+    """Return this process's index among torchrun's processes of this machine, and their count.
 
-    Where only a scheduler's variables are set, all are taken to be here.
+    If only a scheduler's variables are set, all processes are assumed to be on this machine.
     """
     if "LOCAL_RANK" not in os.environ or "LOCAL_WORLD_SIZE" not in os.environ:
         count = _number("WORLD_SIZE", 1, None)
@@ -109,19 +112,20 @@ def _number(name: str, low: int, high: int | None) -> int:
     return value
 
 
-# --- forkable ---
-# Whether this process may be forked into members, and what has to end before.
-#
-# A fork copies one thread. Whatever the other ones were about to do, a lock to give back or a part
-# of a kernel to compute, never happens in the copy, which then waits for them for ever.
+# Before a fork.
+
 
 _HARD = 2
-"""omp_pause_hard: end the threads, not only free what they hold."""
+"""omp_pause_hard: end the threads, not only free their memory."""
 _INSTEAD = "start it with `echelon train` or torchrun instead"
 
 
 def make_forkable() -> None:
-    """Refuse where a fork cannot be safe; end the idle kernel threads where it can be made so."""
+    """End idle OpenMP threads, so that this process can be forked; refuse if that is not enough.
+
+    A fork copies only the calling thread. What other threads were about to do, such as releasing a
+    lock or computing a part of a kernel, never happens in the copy, which would wait forever.
+    """
     _check_threads()
     _check_torch()
     _end_kernel_threads()
@@ -156,8 +160,8 @@ def _end_kernel_threads() -> None:
     """OpenMP keeps its threads after the first kernel and expects to find them after a fork.
 
     Measured: a kernel on two threads in the parent, then one in the child: the child hangs.
-    Other pools (OpenBLAS, Arrow) look after themselves when a process forks. The threads come
-    back by themselves with the next kernel, in the parent and in each member.
+    Other pools (OpenBLAS, Arrow) handle forks themselves. The next kernel starts the threads again,
+    in the parent and in each member.
     """
     for library in _openmp():
         pause = getattr(library, "omp_pause_resource_all", None)
@@ -170,36 +174,29 @@ def _end_kernel_threads() -> None:
 
 
 def _openmp() -> list[ctypes.CDLL]:
-    """Every copy of GNU's OpenMP in this process: torch and scikit-learn bring one each."""
+    """Return every copy of GNU's OpenMP in this process: torch and scikit-learn load one each."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line}
     return [ctypes.CDLL(path) for path in sorted(paths)]
 
 
-# --- signals ---
-# Signals as data: a supervisor reads them from a pipe, in the order they came.
+# Signals.
+
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ask for an end: for members as well."""
+"""Requests to stop, which the supervisor passes on to the members."""
 SUSPEND = signal.SIGTSTP
 """Ctrl-Z."""
 _ALL = (*FORWARDED, SUSPEND)
 
 
-class Ends(NamedTuple):
-    """Of a pipe."""
-
-    reader: int
-    writer: int
-
-
 @contextmanager
 def caught() -> Iterator[Ends]:
-    """While inside, each signal that asks for an end or a pause is one byte to read from this pipe.
+    """Turn signals that ask to stop or pause into bytes of a pipe, in the order of their arrival.
 
-    The byte is written when the signal comes. A handler in Python could not do it: it runs
-    between two lines of Python, so for a signal just before a wait begins only after that wait.
-    Other signals that have a handler in Python are in the pipe too.
+    The C-level handler writes the byte (the signal's number) at once. A Python handler could not do
+    it: it runs between two bytecodes, so after a signal that arrives just before a blocking call,
+    it would run only after that call. Other signals with a Python handler appear in the pipe, too.
     """
     from echelon.loop.interrupt import wishes
 
@@ -207,7 +204,7 @@ def caught() -> Iterator[Ends]:
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     pauses = () if signal.getsignal(SUSPEND) == signal.SIG_IGN else (SUSPEND,)
     before = {number: signal.signal(number, _written) for number in (*wishes(), *pauses)}
-    # Where the end of children is ignored, nobody learns how they ended.
+    # If SIGCHLD is ignored, the kernel discards the exit status of children.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield Ends(reader, writer)
@@ -219,23 +216,30 @@ def caught() -> Iterator[Ends]:
         os.close(writer)
 
 
-def suspend() -> None:
-    """Stop this process as Ctrl-Z would; returns when it goes on.
+class Ends(NamedTuple):
+    """The two ends of a pipe."""
 
-    Where nobody could let it go on, as in a container without a shell, the kernel does not stop it.
+    reader: int
+    writer: int
+
+
+def _written(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the signal's byte is in the pipe already."""
+
+
+def suspend() -> None:
+    """Stop this process as Ctrl-Z would; return when it is continued.
+
+    The kernel does not stop it if no process could continue it, as in a container without a shell.
     """
     before = signal.signal(SUSPEND, signal.SIG_DFL)
     os.kill(os.getpid(), SUSPEND)
     signal.signal(SUSPEND, before)
 
 
-def _written(_number: int, _frame: FrameType | None) -> None:
-    """It is in the pipe already."""
-
-
 @contextmanager
 def held_back() -> Iterator[None]:
-    """While inside, signals wait: a new process has to get rid of its parent's handlers first."""
+    """Block signals inside, so that a forked process can first drop its parent's handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
     try:
         yield
@@ -244,7 +248,7 @@ def held_back() -> Iterator[None]:
 
 
 def as_new() -> None:
-    """Give a member the handlers a fresh Python process has, and let signals in."""
+    """Restore the signal handlers of a fresh Python process, and unblock signals."""
     from echelon.loop.interrupt import wishes
 
     signal.set_wakeup_fd(-1)
@@ -257,6 +261,6 @@ def as_new() -> None:
 
 
 def deaf() -> None:
-    """Nothing may come between a member's last word and its end."""
+    """Ignore requests to stop from here on: a member is about to report its end and exit."""
     for number in FORWARDED:
         signal.signal(number, signal.SIG_IGN)

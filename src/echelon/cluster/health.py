@@ -1,4 +1,10 @@
-"""Heartbeats; errors across processes; which worker caused a failure."""
+"""What the supervisor knows of each member, and which member caused a failure.
+
+member ── step and activity, in shared memory ──▶ `Pulses` ── read ──▶ `Beat` ──┐
+member ── its error as JSON, through a pipe ──▶ `Fault` ────────────────────────┼─▶ `End`
+kernel ── exit status ─────────────────────────────────────────────────────────┘     │
+                                                     all ends ──▶ `verdict` ──▶ one error
+"""
 
 from __future__ import annotations
 
@@ -16,107 +22,29 @@ from typing import Any, NamedTuple
 from echelon.comm.peers import is_torn
 from echelon.core.errors import EchelonError, PeerError, TrainingError
 
-# --- fault ---
-# An error on its way from a member to the supervisor, as plain data.
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: ": perhaps out of memory (look at dmesg)",
+    signal.SIGBUS: ": perhaps memory ran out (look at the limits of its cgroup)",
+    signal.SIGSEGV: ": a crash in native code",
+    signal.SIGABRT: ": native code gave up",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What a member raised."""
-
-    kind: str
-    message: str
-    echelon: list[str] = field(default_factory=list)
-    """The error's classes below `EchelonError`, nearest first; empty for a bug."""
-    details: dict[str, Any] = field(default_factory=dict)
-    """The error's own attributes, as far as they are plain."""
-    traceback: str | None = None
-    """Only for a bug: an error that was meant is one line."""
-    follow_on: bool = False
-    """Whether it only says that another member is gone."""
-    interrupt: bool = False
-
-    @property
-    def line(self) -> str:
-        first = next((text for text in self.message.splitlines() if text.strip()), "")
-        return f"{self.kind}: {first}" if first else self.kind
-
-    @property
-    def peer(self) -> int | None:
-        """The member that a follow-on error is about: the first that its text names."""
-        named = re.search(r"\bmember (\d+)\b", self.message)
-        return int(named[1]) if named else None
-
-    def rebuilt(self) -> EchelonError | None:
-        """The same class of error with the same text, unless it was a bug."""
-        known = {cls.__name__: cls for cls in _family(EchelonError)}
-        for name in self.echelon:
-            if name in known:  # a class that only the member has imported is not
-                error = known[name].__new__(known[name], self.message)
-                for key, value in self.details.items():
-                    setattr(error, key, tuple(value) if isinstance(value, list) else value)
-                return error
-        return None
-
-
-def fault_of(error: BaseException) -> dict[str, Any]:
-    """Everything the supervisor needs to know of this error, as plain data."""
-    told = TracebackException.from_exception(error)
-    meant = isinstance(error, EchelonError)
-    return asdict(
-        Fault(
-            kind=type(error).__name__,
-            message=str(told),
-            echelon=[cls.__name__ for cls in type(error).__mro__ if issubclass(cls, EchelonError)],
-            details={k: v for k, v in vars(error).items() if meant and _is_plain(v)},
-            traceback=None if meant else "".join(told.format()),
-            follow_on=isinstance(error, PeerError) or is_torn(error),
-            interrupt=isinstance(error, KeyboardInterrupt),
-        )
-    )
-
-
-def _is_plain(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _family(root: type[EchelonError]) -> Iterator[type[EchelonError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _family(child)
-
-
-# --- pulse ---
-# Signs of life in shared memory: writing one costs a store or two and never waits.
-
+# A slot: step (int64), moment (float64), then what the member is doing, as text.
 _SLOT = 128
 _TEXT = 16
-"""A slot: step (int64), moment (float64), then what the member does, as text."""
 _ROOM = _SLOT - _TEXT
 _NEVER = -1
 
 
-class Beat(NamedTuple):
-    """What a member last said of itself."""
-
-    step: int | None
-    doing: str
-    moment: float
-
-    @property
-    def where(self) -> str:
-        """At step 12 (compute)."""
-        if self.step is None:
-            return "before its first step"
-        return f"at step {self.step:,} ({self.doing})" if self.doing else f"at step {self.step:,}"
+# Heartbeats: from each member to the supervisor, through shared memory.
 
 
 class Pulses:
-    """One slot per member; whoever was forked after this was made shares it."""
+    """Heartbeats in memory shared with all processes forked later, one slot per member.
+
+    Writing one costs a store or two and never waits.
+    """
 
     def __init__(self, count: int) -> None:
         self._memory = mmap.mmap(-1, count * _SLOT)
@@ -128,7 +56,7 @@ class Pulses:
             self._moments[index * (_SLOT // 8) + 1] = time.monotonic()
 
     def beat(self, index: int, step: int) -> None:
-        """Single aligned stores: a reader never sees half a number."""
+        """Write a heartbeat. Both stores are aligned: a reader never sees half a number."""
         at = index * (_SLOT // 8)
         self._steps[at] = step
         self._moments[at + 1] = time.monotonic()
@@ -153,35 +81,95 @@ class Pulses:
         self._memory.close()
 
 
-# --- verdict ---
-# Whose fault it was that a run on several processes ended.
+class Beat(NamedTuple):
+    """A member's last heartbeat. `moment` is `time.monotonic`; `step` is None before the first."""
 
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: ": perhaps out of memory (look at dmesg)",
-    signal.SIGBUS: ": perhaps memory ran out (look at the limits of its cgroup)",
-    signal.SIGSEGV: ": a crash in native code",
-    signal.SIGABRT: ": native code gave up",
-}
+    step: int | None
+    doing: str
+    moment: float
 
-
-class MemberFailed(TrainingError):
-    """A member broke down. Its text is one line; `traceback` is the member's, if it had one."""
-
-    def __init__(self, message: str, member: int, traceback: str | None = None) -> None:
-        super().__init__(message)
-        self.member = member
-        self.traceback = traceback
-        self.facts: dict[str, Any] = {}
-        if traceback is not None:
-            self.add_note(f"In member {member}:\n{traceback.rstrip()}")
+    @property
+    def where(self) -> str:
+        """For error messages: "at step 12 (compute)"."""
+        if self.step is None:
+            return "before its first step"
+        return f"at step {self.step:,} ({self.doing})" if self.doing else f"at step {self.step:,}"
 
 
-class Interrupted(KeyboardInterrupt):
-    """The members were made to end by Ctrl-C or SIGTERM before they were done."""
+# Errors: from a member to the supervisor, as JSON.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.facts: dict[str, Any] = {}
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error that a member raised, as plain data on its way to the supervisor."""
+
+    kind: str
+    message: str
+    echelon: list[str] = field(default_factory=list)
+    """The error's classes below `EchelonError`, nearest first; empty for a bug."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """The error's own attributes, as far as they are plain data."""
+    traceback: str | None = None
+    """Only for a bug: an `EchelonError` is reported in one line."""
+    follow_on: bool = False
+    """Whether the error only says that another member is gone."""
+    interrupt: bool = False
+
+    @property
+    def line(self) -> str:
+        first = next((text for text in self.message.splitlines() if text.strip()), "")
+        return f"{self.kind}: {first}" if first else self.kind
+
+    @property
+    def peer(self) -> int | None:
+        """The member that a follow-on error is about: the first one named in its message."""
+        named = re.search(r"\bmember (\d+)\b", self.message)
+        return int(named[1]) if named else None
+
+    def rebuilt(self) -> EchelonError | None:
+        """Return an error of the same class with the same message; None if it was a bug."""
+        known = {cls.__name__: cls for cls in _family(EchelonError)}
+        for name in self.echelon:
+            if name in known:  # a class that only the member imported is not: use its base class
+                error = known[name].__new__(known[name], self.message)
+                for key, value in self.details.items():
+                    setattr(error, key, tuple(value) if isinstance(value, list) else value)
+                return error
+        return None
+
+
+def fault_of(error: BaseException) -> dict[str, Any]:
+    """Return the fields of a `Fault` for this error, as plain data for the pipe."""
+    described = TracebackException.from_exception(error)
+    meant = isinstance(error, EchelonError)
+    return asdict(
+        Fault(
+            kind=type(error).__name__,
+            message=str(described),
+            echelon=[cls.__name__ for cls in type(error).__mro__ if issubclass(cls, EchelonError)],
+            details={k: v for k, v in vars(error).items() if meant and _is_plain(v)},
+            traceback=None if meant else "".join(described.format()),
+            follow_on=isinstance(error, PeerError) or is_torn(error),
+            interrupt=isinstance(error, KeyboardInterrupt),
+        )
+    )
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _family(root: type[EchelonError]) -> Iterator[type[EchelonError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _family(child)
+
+
+# How members ended, and the error that the run ends with.
 
 
 @dataclass(slots=True)
@@ -191,18 +179,18 @@ class End:
     index: int
     pid: int
     order: int
-    """The order in which ends came to be known."""
+    """Position in the order in which failures and ends were noticed."""
     status: int
     beat: Beat
     fault: Fault | None = None
     finished: bool = False
-    """Whether it gave a result."""
+    """Whether it sent a result."""
     sent: set[int] = field(default_factory=set)
-    """Signals it had got from us."""
+    """Signals that the supervisor had sent to it."""
 
     @property
     def failed(self) -> bool:
-        """Not done, and not ended by ourselves."""
+        """Whether it raised an error, or ended without a result and not by the supervisor."""
         return self.fault is not None or not (self.finished or -self.status in self.sent)
 
     @property
@@ -211,7 +199,8 @@ class End:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """A kill from outside is never a consequence; losing a peer always is."""
+        """Sort key, the likeliest cause first: SIGKILL is never a consequence of another member's
+        failure, losing a peer always is."""
         if self.fault is not None and self.fault.follow_on:
             return 2, self.order
         return (0 if self.status == -signal.SIGKILL else 1), self.order
@@ -223,11 +212,11 @@ def verdict(
     forwarded: Sequence[int],
     count: int | None = None,
 ) -> BaseException | None:
-    """The one error to raise, or None if all went well.
+    """Return the one error to raise for a run, or None if all went well.
 
-    `seen` has each member's last sign of life when the first failure was noticed, and how many
-    seconds old it was then; `forwarded` the signals that were passed on to the members. `count`
-    is how many members there were, if not all of them are to be judged.
+    `seen` has each member's last heartbeat when the first failure was noticed, with its age in
+    seconds at that time. `forwarded` are the signals that were passed on to the members. `count`
+    is the number of members, if `ends` does not contain all of them.
     """
     failures = sorted((end for end in ends if end.failed), key=lambda end: end.rank)
     causes = [end for end in failures if end.rank[0] < 2]
@@ -235,7 +224,7 @@ def verdict(
     if broken:
         return _blamed(broken[0], count or len(ends))
     if any(end.finished for end in ends if end.index == 0):
-        return None  # whoever still missed a peer missed one that was done
+        return None  # the remaining failures are about peers that had finished and left
     cut_short = len(forwarded) > 1 or any(-end.status in forwarded for end in ends)
     if causes or cut_short:
         return Interrupted(forwarded[-1] if forwarded else signal.SIGINT)
@@ -263,7 +252,11 @@ def _death(end: End) -> str:
 
 
 def _lost(ends: Sequence[End], first: End, seen: Mapping[int, tuple[Beat, float]]) -> MemberFailed:
-    """Members lost another one that said nothing itself: the one they name, or the last one."""
+    """Return the error for members that only report a lost peer, while no member explains itself.
+
+    Blame the first named peer that raised no error itself; if there is none, the member that is
+    furthest behind.
+    """
     assert first.fault is not None
     silent = {end.index for end in ends if end.fault is None}
     named_by = [end.fault.peer for end in ends if end.fault is not None]
@@ -287,3 +280,23 @@ def _step(beat: Beat) -> int:
 
 def named(index: int, count: int, pid: int) -> str:
     return f"member {index} of {count} (pid {pid} on {socket.gethostname()})"
+
+
+class MemberFailed(TrainingError):
+    """A member failed with a bug or was killed. `traceback` is the member's, if there is one."""
+
+    def __init__(self, message: str, member: int, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.member = member
+        self.traceback = traceback
+        self.facts: dict[str, Any] = {}
+        if traceback is not None:
+            self.add_note(f"In member {member}:\n{traceback.rstrip()}")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended the members before they were done."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.facts: dict[str, Any] = {}

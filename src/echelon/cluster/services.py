@@ -1,10 +1,20 @@
-"""ServiceProcess: coordinator and servers, listening sockets, restarts.
+"""The processes of an elastic run that are not members: the coordinator and parameter servers.
 
-Keeps a coordinator running: if it ends, another one takes over where its journal ends.
+The supervisor starts them before its members and starts them again when they end:
 
-The listening socket belongs to the supervisor. Members that reach out while there is no coordinator
-wait in its queue, and find the next one at the same address. The store where the members of a
-generation find each other is the supervisor's own: it outlives coordinators.
+    coordinator ends                  another process continues from the journal
+    server without a replica ends     an empty process at the same address; trainers restore it
+    server with a replica ends        SIGUSR1 promotes the replica; a new replica is started
+    replica ends                      a new replica, which its server brings up to date
+    server stopped (SIGSTOP)          killed after 1.25 s, then as if it had ended
+
+The listening sockets belong to the supervisor. A peer that connects while a process is being
+replaced waits in the socket's queue and reaches the next process at the same address. The store
+where the members of a generation exchange their addresses runs in the supervisor itself, so it
+outlives coordinators.
+
+The code calls a replica `twin`, a process's role for a shard `Seat`, and a shard's address with its
+processes `Berth`.
 """
 
 from __future__ import annotations
@@ -37,18 +47,23 @@ from echelon.core.files import write_atomic
 from echelon.core.process import keep_freed_memory
 from echelon.data.journal import Journal, entries
 
-# --- keeper ---
-
 _END_SECONDS = 2.0
+"""Seconds for a process to end after SIGTERM, before SIGKILL."""
+_MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
+"""A process that ends this often within this many seconds will not last: give up."""
 _STOPPED = 1
 """The exit code of a coordinator that ends before the run is over."""
-_MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
-"""A coordinator that ends so often within so many seconds will not get any better."""
+SERVERS = "servers.json"
+"""The file in a run's folder that says which process serves which shard, while the run lasts."""
+PROMOTE = signal.SIGUSR1
+"""Makes a replica take over its shard."""
+BACKLOG = 1024
+"""Connections that may wait while a process is being replaced: every member may reconnect then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Office:
-    """What every coordinator of a run is given."""
+    """What every coordinator process of a run needs; `address` is the host it listens on."""
 
     settings: Settings
     journal: Path
@@ -56,7 +71,7 @@ class Office:
 
 
 class Keeper:
-    """The coordinator's process, as the supervisor holds it."""
+    """The coordinator's process as the supervisor manages it."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
@@ -68,11 +83,11 @@ class Keeper:
         self._attended = True
         self.pid = 0
         self.handle = -1
-        """Its pidfd: readable once it has ended."""
+        """The process's pidfd: readable once it has ended."""
         self._starts: list[float] = []
 
     def start(self, besides: Callable[[], None]) -> None:
-        """Fork one; `besides` closes in it what is not its own."""
+        """Fork a coordinator, which calls `besides` to close descriptors that are not its own."""
         now = time.monotonic()
         self._starts = [*self._starts, now][-_MOST_IN_ROW:]
         if len(self._starts) == _MOST_IN_ROW and now - self._starts[0] < _ROW_SECONDS:
@@ -83,66 +98,8 @@ class Keeper:
             only(lambda: 0 if self._serve(besides, supervisor) else _STOPPED)
         self.handle = os.pidfd_open(self.pid)
 
-    def serve_store(self) -> None:
-        """To be called once all members are forked: it brings a thread with it."""
-        assert self._meeting is not None
-        host, port = self._store_at
-        meeting, self._meeting = self._meeting.detach(), None
-        self._store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=10),
-            master_listen_fd=meeting,
-        )
-
-    def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.handle, number)
-
-    def leave_alone(self) -> None:
-        """No member of ours is left: the run is over once nobody else takes part."""
-        self._attended = False
-        self.signal(signal.SIGUSR1)  # one that is not ready for it ends, and is started again
-
-    def ending(self) -> str | None:
-        """How the run ended, as the coordinator wrote it down."""
-        status = None
-        for entry in entries(self._office.journal):
-            status = {"begun": None, "finished": entry.get("status")}.get(entry["kind"], status)
-        return status
-
-    def reap(self) -> int:
-        """It has ended: how. 0 means that the run is over."""
-        os.close(self.handle)
-        _, status = os.waitpid(self.pid, 0)
-        self.pid, self.handle = 0, -1
-        return os.waitstatus_to_exitcode(status)
-
-    def shut(self) -> None:
-        """Nobody is to wait for a coordinator any more."""
-        self._listener.close()
-
-    def close(self) -> None:
-        """End it, and let nobody reach out any more."""
-        self.shut()
-        self._store = None
-        if self._meeting is not None:
-            self._meeting.close()
-        if not self.pid:
-            return
-        self.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _END_SECONDS
-        while os.waitid(os.P_PIDFD, self.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() > deadline:
-                self.signal(signal.SIGKILL)
-                break
-            time.sleep(0.005)
-        self.reap()
-
     def _serve(self, besides: Callable[[], None], supervisor: int) -> bool:
-        """In the coordinator's process. Returns whether the run is over."""
+        """Serve in the coordinator's process; return whether the run is over."""
         die_with(supervisor)
         os.setpgid(0, 0)
         besides()
@@ -159,66 +116,65 @@ class Keeper:
                 attended=self._attended,
             )
 
+    def serve_store(self) -> None:
+        """Serve the store. Call it once all members are forked: it starts a thread."""
+        assert self._meeting is not None
+        host, port = self._store_at
+        meeting, self._meeting = self._meeting.detach(), None
+        self._store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=10),
+            master_listen_fd=meeting,
+        )
 
-# --- fleet ---
-# Keeps a run's parameter servers running: a process for each shard, and its twin if it has one.
-#
-# a shard ends                   ─▶ another process at its address, empty; trainers see to the rest
-# a shard ends that has a twin   ─▶ SIGUSR1: the twin takes its place ─▶ a new twin
-# a twin ends                    ─▶ a new twin, which the shard brings up to date
-# one is stopped (SIGSTOP)       ─▶ after 1.25 s it is ended, and all is as above
-#
-# The listening sockets belong to the supervisor: whoever reaches out meanwhile waits in their
-# queue.
+    def leave_alone(self) -> None:
+        """Tell the coordinator that no member started here is left.
 
-SERVERS = "servers.json"
-"""The file in a run's folder that says which process serves which shard, while it lasts."""
-PROMOTE = signal.SIGUSR1
-_FLEET_END_SECONDS = 2.0
-_FLEET_MOST_IN_ROW, _FLEET_ROW_SECONDS = 5, 10.0
-"""A shard that ends so often within so many seconds will not get any better."""
+        It then ends the run once members that joined from elsewhere are gone, too.
+        """
+        self._attended = False
+        # A coordinator that has no handler for it yet is killed by it, and started again.
+        self.signal(signal.SIGUSR1)
 
-
-@dataclass(slots=True)
-class Seat:
-    """One process that serves a shard, or stands by as its twin."""
-
-    shard: int
-    twin: bool
-    pid: int = 0
-    handle: int = -1
-    """Its pidfd: readable once it has ended."""
-    stopped: float | None = None
-    """Since when it is known to stand still."""
-
-    def __str__(self) -> str:
-        return f"the twin of server {self.shard}" if self.twin else f"server {self.shard}"
+    def ending(self) -> str | None:
+        """Return the status that the coordinator journaled for the run's end; None before that."""
+        status = None
+        for entry in entries(self._office.journal):
+            status = {"begun": None, "finished": entry.get("status")}.get(entry["kind"], status)
+        return status
 
     def signal(self, number: int) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, number)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, number)
 
     def reap(self) -> int:
-        """It has ended: how."""
+        """Reap the ended process; return its exit code or minus its signal. 0: the run is over."""
         os.close(self.handle)
         _, status = os.waitpid(self.pid, 0)
         self.pid, self.handle = 0, -1
         return os.waitstatus_to_exitcode(status)
 
+    def shut(self) -> None:
+        """Stop listening: peers that still connect are refused instead of waiting."""
+        self._listener.close()
 
-@dataclass(slots=True)
-class Berth:
-    """A shard's address, and who serves there."""
-
-    address: ShardAddress
-    listeners: list[socket.socket]
-    seats: list[Seat]
-    starts: list[float] = field(default_factory=list)
+    def close(self) -> None:
+        """End the coordinator and stop listening."""
+        self.shut()
+        self._store = None
+        if self._meeting is not None:
+            self._meeting.close()
+        if not self.pid:
+            return
+        self.signal(signal.SIGTERM)
+        _wait_or_kill(self, time.monotonic() + _END_SECONDS)
 
 
 class Fleet:
-    """All server processes of a run, as the supervisor holds them."""
+    """All server processes of a run as the supervisor manages them."""
 
     def __init__(self, job: Job, key: bytes, journal: Path) -> None:
         self._job, self._key = job, key
@@ -249,70 +205,21 @@ class Fleet:
         return [seat for berth in self._berths for seat in berth.seats if seat.pid]
 
     def start(self, besides: Callable[[], None]) -> None:
-        """Fork all; `besides` closes in each what is not its own."""
+        """Fork all servers; each calls `besides` to close descriptors that are not its own."""
         self._besides = besides
         for berth in self._berths:
             for seat in berth.seats:
                 self._fork(berth, seat)
         self._write()
 
-    def replace(self, seat: Seat, besides: Callable[[], None]) -> str:
-        """A process has ended, and the seat is taken by another one: says what was done."""
-        self._besides = besides
-        how, berth = _how(seat.reap()), self._berths[seat.shard]
-        spare = next((other for other in berth.seats if other is not seat and other.pid), None)
-        said = f"{seat} ended ({how}); another one takes its place"
-        if spare is not None and not seat.twin:
-            said = f"{seat} ended ({how}); its twin takes over"
-            seat.twin, spare.twin = True, False
-            spare.signal(PROMOTE)
-        self._fork(berth, seat)
-        self._write()
-        return said
-
-    def end_frozen(self) -> list[str]:
-        """Whoever stands still for long is ended, as it holds all others up: says who was."""
-        now, said = time.monotonic(), []
-        for seat in self.seats:
-            if not is_stopped(seat.pid):
-                seat.stopped = None
-            elif seat.stopped is None:
-                seat.stopped = now
-            elif now - seat.stopped > STOPPED:
-                seat.stopped = None
-                seat.signal(signal.SIGKILL)
-                said.append(f"{seat} stood still for {STOPPED:g} s: it is ended")
-        return said
-
-    def signal(self, number: int) -> None:
-        for seat in self.seats:
-            seat.signal(number)
-
-    def close(self) -> None:
-        """End all of them, and let nobody reach out any more."""
-        for berth in self._berths:
-            for listener in berth.listeners:
-                listener.close()
-        if os.getpid() != self._supervisor:
-            return
-        self.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _FLEET_END_SECONDS
-        for seat in self.seats:
-            while os.waitid(os.P_PIDFD, seat.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if time.monotonic() > deadline:
-                    seat.signal(signal.SIGKILL)
-                    break
-                time.sleep(0.005)
-            seat.reap()
-        self._file.unlink(missing_ok=True)
-
     def _fork(self, berth: Berth, seat: Seat) -> None:
         now = time.monotonic()
-        most = _FLEET_MOST_IN_ROW * len(berth.seats)
+        most = _MOST_IN_ROW * len(berth.seats)
         berth.starts = [*berth.starts, now][-most:]
-        if len(berth.starts) == most and now - berth.starts[0] < _FLEET_ROW_SECONDS:
-            raise TrainingError(f"{seat} ended {most} times in {_FLEET_ROW_SECONDS:g} s")
-        # Whoever is promoted before it is ready for it hears of it when it is.
+        if len(berth.starts) == most and now - berth.starts[0] < _ROW_SECONDS:
+            raise TrainingError(f"{seat} ended {most} times in {_ROW_SECONDS:g} s")
+        # The signal stays blocked until the server has a handler for it: a replica that is promoted
+        # earlier would be killed by it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {PROMOTE})
         try:
             seat.pid = os.fork()
@@ -323,7 +230,7 @@ class Fleet:
         seat.handle = os.pidfd_open(seat.pid)
 
     def _serve(self, berth: Berth, seat: Seat) -> None:
-        """In the server's process, where `PROMOTE` is held back until it is let in."""
+        """Serve in the server's process. `PROMOTE` is blocked until the server unblocks it."""
         die_with(self._supervisor)
         os.setpgid(0, 0)
         self._besides()
@@ -350,19 +257,96 @@ class Fleet:
             ),
         )
 
+    def replace(self, seat: Seat, besides: Callable[[], None]) -> str:
+        """Replace an ended process, by its replica if it has one; return a sentence about it."""
+        self._besides = besides
+        how, berth = describe_exit(seat.reap()), self._berths[seat.shard]
+        spare = next((other for other in berth.seats if other is not seat and other.pid), None)
+        said = f"{seat} ended ({how}); another one takes its place"
+        if spare is not None and not seat.twin:
+            said = f"{seat} ended ({how}); its twin takes over"
+            seat.twin, spare.twin = True, False
+            spare.signal(PROMOTE)
+        self._fork(berth, seat)
+        self._write()
+        return said
+
+    def end_frozen(self) -> list[str]:
+        """Kill processes that have been stopped for too long; return a sentence about each.
+
+        A stopped server holds up every trainer.
+        """
+        now, said = time.monotonic(), []
+        for seat in self.seats:
+            if not is_stopped(seat.pid):
+                seat.stopped = None
+            elif seat.stopped is None:
+                seat.stopped = now
+            elif now - seat.stopped > STOPPED:
+                seat.stopped = None
+                seat.signal(signal.SIGKILL)
+                said.append(f"{seat} stood still for {STOPPED:g} s: it is ended")
+        return said
+
+    def signal(self, number: int) -> None:
+        for seat in self.seats:
+            seat.signal(number)
+
+    def close(self) -> None:
+        """End all servers and stop listening."""
+        for berth in self._berths:
+            for listener in berth.listeners:
+                listener.close()
+        if os.getpid() != self._supervisor:
+            return
+        self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        for seat in self.seats:
+            _wait_or_kill(seat, deadline)
+        self._file.unlink(missing_ok=True)
+
     def _write(self) -> None:
-        """For whoever wants to know: tests, chaos, people."""
+        """Write down which process serves which shard, for `served` and for people."""
         found = [{"shard": s.shard, "twin": s.twin, "pid": s.pid} for s in self.seats]
         write_atomic(self._file, json.dumps(found))
 
 
-def served(folder: Path) -> list[dict[str, Any]]:
-    """Which process serves which shard of the run in this folder; nothing if none is under way."""
-    try:
-        found: list[dict[str, Any]] = json.loads((folder / SERVERS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    return found
+@dataclass(slots=True)
+class Berth:
+    """A shard: its address, listening sockets and processes."""
+
+    address: ShardAddress
+    listeners: list[socket.socket]
+    seats: list[Seat]
+    starts: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Seat:
+    """The process that serves a shard, or its replica. Replaced processes keep the same object."""
+
+    shard: int
+    twin: bool
+    pid: int = 0
+    handle: int = -1
+    """The process's pidfd: readable once it has ended."""
+    stopped: float | None = None
+    """Since when the process is seen stopped (SIGSTOP)."""
+
+    def __str__(self) -> str:
+        return f"the twin of server {self.shard}" if self.twin else f"server {self.shard}"
+
+    def signal(self, number: int) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, number)
+
+    def reap(self) -> int:
+        """Reap the ended process; return its exit code or minus its signal."""
+        os.close(self.handle)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid, self.handle = 0, -1
+        return os.waitstatus_to_exitcode(status)
 
 
 def _berth(shard: int, word: str, host: str, replicas: int) -> Berth:
@@ -381,24 +365,51 @@ def _berth(shard: int, word: str, host: str, replicas: int) -> Berth:
 
 
 def _threads(job: Job) -> int:
-    """While servers apply an update that all make together, the trainers wait for them."""
+    """Return the number of threads of a server.
+
+    Servers get all cores if updates are synchronous, because the trainers wait for them meanwhile.
+    """
     section, cores = job.parameter_server, torch.get_num_threads()
     shared = section.servers if section.together else section.servers + job.workers
     return job.threads or max(1, cores // shared)
 
 
-def _how(status: int) -> str:
+def served(folder: Path) -> list[dict[str, Any]]:
+    """Return the server processes of the run in this folder: shard, twin and pid of each.
+
+    Empty if the run has no servers or is not under way.
+    """
+    try:
+        found: list[dict[str, Any]] = json.loads((folder / SERVERS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _wait_or_kill(process: Keeper | Seat, deadline: float) -> None:
+    """Reap a process once it has ended; kill it if it has not by `deadline` (monotonic time)."""
+    while os.waitid(os.P_PIDFD, process.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            process.signal(signal.SIGKILL)
+            break
+        time.sleep(0.005)
+    process.reap()
+
+
+def describe_exit(status: int) -> str:
+    """Return a process's exit code, or minus the signal that ended it, as text."""
     return f"signal {-status}" if status < 0 else f"exit code {status}"
 
 
-# --- listening ---
-# Where the supervisor listens on behalf of the coordinator and the servers.
-
-BACKLOG = 1024
+def check_addresses(job: Job) -> None:
+    """Check that the configured addresses can be listened on, before a run is recorded."""
+    listening("elastic", job.elastic.address).close()
+    if strategy.has_servers(job):
+        listening("parameter_server", job.parameter_server.address).close()
 
 
 def listening(section: str, host: str) -> socket.socket:
-    """A socket at a free port of `host`, which is the address that this section gives."""
+    """Return a listening socket at a free port of `host`, the `address` of this config section."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         opened.bind((host, 0))
@@ -415,10 +426,3 @@ def listening(section: str, host: str) -> socket.socket:
         opened.close()
         raise
     return opened
-
-
-def check_addresses(job: Job) -> None:
-    """Before there is a run that would be left behind: can anybody listen where the job says?"""
-    listening("elastic", job.elastic.address).close()
-    if strategy.has_servers(job):
-        listening("parameter_server", job.parameter_server.address).close()

@@ -1,4 +1,16 @@
-"""Where a run takes place; join."""
+"""Where a run takes place, and how another process joins it.
+
+`echelon train` and `echelon.train` call `start`, which chooses the processes of a run:
+
+    started by torchrun                          this process is one member of a fixed group
+    strategy of a single process                 train right here, without a group
+    one worker, no servers, not elastic          train right here, in a group of one
+    members that can do without each other       `launch_elastic`: coordinator, servers if the
+                                                 strategy has any, and members that may come and go
+    all others                                   fork a fixed group of members (`launch`)
+
+`join` makes this process a member of an elastic run that is under way.
+"""
 
 from __future__ import annotations
 
@@ -37,45 +49,37 @@ from echelon.task import prepare
 from echelon.track import Store
 from echelon.track.records import Status
 
-# --- start ---
-# Where a run takes place: in this process, in several of this machine, or among torchrun's.
+JOIN = "join"
+"""The file in a run's folder that holds its join string."""
+_KEY_BYTES = 32
+_DEADLINE = 30.0
+"""Seconds without a message from the coordinator after which a joined member gives up."""
 
 
 def start(
     job: Job, task: Task, *, resume: str | None = None, observers: Sequence[Observer] = ()
 ) -> Result:
-    """Train `task` as `job` says, with as many members as it asks for."""
+    """Train `task` as configured in `job`, with `job.workers` members."""
     place = joined(deadline=job.sync.deadline)
     if place is not None and (place.count > 1 or job.workers > 1):
-        return _among_others(_fitting(job, place.count), task, place, resume, observers)
+        return _under_torchrun(_for_torchrun(job, place.count), task, place, resume, observers)
     if not strategy.arrangement(job):
         return run_job(job, task, resume=resume, observers=observers)
     if job.workers == 1 and not strategy.has_servers(job) and not job.elastic.enabled:
         with closing(Group(Place(0, 1, deadline=job.sync.deadline))) as alone:
             return run_job(job, task, comm=alone, resume=resume, observers=observers)
     if strategy.can_do_without(job):
-        return _elastic(job, task, resume, observers)
-    return _launched(job, task, resume, observers)
+        return _start_elastic(job, task, resume, observers)
+    return _start_fixed(job, task, resume, observers)
 
 
-def _elastic(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
-    """Members that can do without each other. The run is there before they are."""
-    check_addresses(job)
-    _import_strategy(job)
-    run = begin(job, task, resume=resume)
-    try:
-        found = launch_elastic(job, task, run, resume=resume is not None, observers=observers)
-    except BaseException as error:
-        vars(error).setdefault("facts", {})["run"] = run
-        _note_failure(job, error)
-        raise
-    return _result(found, final_model(job, task, Path(found["folder"])))
+# A group of a fixed size: processes that torchrun started, or processes forked here.
 
 
-def _among_others(
+def _under_torchrun(
     job: Job, task: Task, place: Place, resume: str | None, observers: Sequence[Observer]
 ) -> Result:
-    """One of the processes that torchrun started; the first of them records the run."""
+    """Train as one of the processes that torchrun started; the first of them records the run."""
     local, count = beside()
     take_gpu(job, local)
     with closing(Group(place)) as group:
@@ -84,8 +88,8 @@ def _among_others(
         return run_job(job, task, comm=group, resume=resume, observers=observers, beside=count)
 
 
-def _fitting(job: Job, count: int) -> Job:
-    """torchrun says how many members there are."""
+def _for_torchrun(job: Job, count: int) -> Job:
+    """Return `job` with the number of workers that torchrun started; refuse what cannot work."""
     if strategy.has_servers(job):
         raise ConfigError(
             f"torchrun starts trainers only, and strategy {job.strategy!r} has servers too: start "
@@ -110,8 +114,11 @@ def _fitting(job: Job, count: int) -> Job:
     return job_from(job.model_dump(mode="json") | {"workers": count}, checks=[strategy.check])
 
 
-def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
-    """Members forked from here. What they wrote is what there is to know afterwards."""
+def _start_fixed(job: Job, task: Task, resume: str | None, observers: Sequence[Observer]) -> Result:
+    """Fork a fixed group of members. Member 0 sends its summary back; the model is read from disk.
+
+    If the members fail, this process writes the failure into the run's record.
+    """
 
     def work(member: Member) -> Mapping[str, Any]:
         take_gpu(job, member.place.index)
@@ -120,8 +127,8 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
         if member.place.index > 0:
             assist(job, task, group, resume=resume)
             return {}
-        told = [*observers, _Teller(member)]
-        return run_job(job, task, comm=group, resume=resume, observers=told).summary()
+        watchers = [*observers, _RunReporter(member)]
+        return run_job(job, task, comm=group, resume=resume, observers=watchers).summary()
 
     _import_strategy(job)
     try:
@@ -129,18 +136,18 @@ def _launched(job: Job, task: Task, resume: str | None, observers: Sequence[Obse
     except BaseException as error:
         _note_failure(job, error)
         raise
-    return _result(found, final_model(job, task, Path(found["folder"])))
+    return _result_of(found, final_model(job, task, Path(found["folder"])))
 
 
 def _import_strategy(job: Job) -> None:
-    """Once here rather than in every member: torch's engines take seconds to import."""
+    """Import the strategy before the fork: parts of torch take seconds, once instead of N times."""
     cpu = torch.device("cpu")
     schedule = build_schedule(job.schedule, 1)
     strategy.build(job.strategy, numerics(job, cpu), schedule, None, parallel(job))
 
 
-class _Teller:
-    """Lets the supervisor know which run it is, should it have to write down how it ended."""
+class _RunReporter:
+    """An observer that sends the run's name to the supervisor, for `_note_failure`."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -148,29 +155,28 @@ class _Teller:
     def started(self, run: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         self._member.tell(run=run)
 
-    def progressed(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def progressed(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def logged(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """Of no interest."""
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def noticed(self, step: int, message: str) -> None:
-        """Of no interest."""
+    def noticed(self, step: int, message: str) -> None: ...
 
-    def finished(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Of no interest."""
+    def finished(self, status: str, summary: Mapping[str, Any]) -> None: ...
 
 
 def _note_failure(job: Job, error: BaseException) -> None:
-    """The member that records may have been ended before it could, or known a consequence only."""
+    """Record how a run failed.
+
+    The member that records the run may have been killed before it could do so, or may have seen
+    only a consequence of the failure.
+    """
     run, message = facts_of(error).get("run"), str(error) or type(error).__name__
     if run is None:
         return
     status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    with suppress(EchelonError, OSError):  # the failure itself is what has to be told
+    with suppress(EchelonError, OSError):  # the caller raises the failure itself: do not hide it
         store = Store(job.track.folder)
         known = store.run(run)
         steps = max(known.step, steps_of(error))
@@ -181,8 +187,8 @@ def _note_failure(job: Job, error: BaseException) -> None:
             (known.folder / "error.txt").write_text(error.traceback, encoding="utf-8")
 
 
-def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
-    """A summary that came through a pipe, as a result again."""
+def _result_of(found: Mapping[str, Any], model: nn.Module) -> Result:
+    """Build a result from a summary that came through a pipe as JSON (null stands for NaN)."""
     return Result(
         run=found["run"],
         status=found["status"],
@@ -199,20 +205,36 @@ def _result(found: Mapping[str, Any], model: nn.Module) -> Result:
     )
 
 
-# --- elastic_start ---
-# A run on this machine that outlives its members: each is dispensable, and others may join.
+# An elastic run: it outlives its members, and others may join.
 
-_KEY_BYTES = 32
+
+def _start_elastic(
+    job: Job, task: Task, resume: str | None, observers: Sequence[Observer]
+) -> Result:
+    """Start an elastic run. The run is recorded before its members start: any of them may fail."""
+    check_addresses(job)
+    _import_strategy(job)
+    run = begin(job, task, resume=resume)
+    try:
+        found = launch_elastic(job, task, run, resume=resume is not None, observers=observers)
+    except BaseException as error:
+        vars(error).setdefault("facts", {})["run"] = run
+        _note_failure(job, error)
+        raise
+    return _result_of(found, final_model(job, task, Path(found["folder"])))
 
 
 def launch_elastic(
     job: Job, task: Task, run: str, *, resume: bool, observers: Sequence[Observer]
 ) -> dict[str, Any]:
-    """Members, and a coordinator that sees to it that they find each other; returns a summary."""
+    """Run coordinator, servers and members of an elastic run; return the run's summary.
+
+    The run outlives each of its members, and more may join while it lasts.
+    """
     store = Path(job.track.folder).resolve()
     folder, samples, key = store / run, len(prepare(task).train), secrets.token_bytes(_KEY_BYTES)
     about: dict[str, Any] = {"run": run, "store": str(store), "job": job.model_dump(mode="json")}
-    _note_beginning(folder / JOURNAL, job, run, samples)
+    _journal_beginning(folder / JOURNAL, job, run, samples)
     with ExitStack() as last:
         fleet = None
         if strategy.has_servers(job):
@@ -239,12 +261,12 @@ def launch_elastic(
                 results.append(result)
                 return {**result.summary(), "led": group.index == 0}
 
-        last.enter_context(_invitation(folder / JOIN, join_string(*address, key)))
+        last.enter_context(_join_file(folder / JOIN, join_string(*address, key)))
         found = launch(job.workers, work, deadline=job.sync.deadline, keeper=keeper, fleet=fleet)
-    return found or _recorded(store, run)
+    return found or _stored_summary(store, run)
 
 
-def _note_beginning(path: Path, job: Job, run: str, samples: int) -> None:
+def _journal_beginning(path: Path, job: Job, run: str, samples: int) -> None:
     with Journal(path) as journal:
         journal.add(
             "begun",
@@ -267,28 +289,9 @@ def _settings(job: Job, key: bytes, samples: int, about: dict[str, Any]) -> Sett
     )
 
 
-def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> ElasticGroup:
-    return ElasticGroup(
-        address,
-        key,
-        name=f"worker {member.place.index}",
-        number=member.place.index,
-        deadline=job.sync.deadline,
-        pulse=member.pulse,
-    )
-
-
-def _recorded(store: Path, run: str) -> dict[str, Any]:
-    """The summary of a run that was brought to its end by members who joined it."""
-    found = Store(store).run(run).summary
-    if "folder" not in found:
-        raise TrainingError(f"run {run!r} is done, but how is not on record in {store}")
-    return dict(found)
-
-
 @contextmanager
-def _invitation(path: Path, text: str) -> Iterator[None]:
-    """The join string, for whoever may read the owner's files; gone when the run is."""
+def _join_file(path: Path, text: str) -> Iterator[None]:
+    """Keep the join string in a file that only its owner can read, until the run ends."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(handle, text.encode() + b"\n")
@@ -300,48 +303,31 @@ def _invitation(path: Path, text: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-# --- gpu ---
-# Which GPU a member computes on.
+def _group(job: Job, address: tuple[str, int], key: bytes, member: Member) -> ElasticGroup:
+    return ElasticGroup(
+        address,
+        key,
+        name=f"worker {member.place.index}",
+        number=member.place.index,
+        deadline=job.sync.deadline,
+        pulse=member.pulse,
+    )
 
 
-def take_gpu(job: Job, local: int) -> None:
-    """Let `cuda` mean a GPU of this member's own: `local` counts the members of this machine.
-
-    Called in the member's process: asking for GPUs before a fork would spoil them for it.
-    """
-    found = torch.cuda.device_count()
-    if found == 0 or not job.device.startswith(("auto", "cuda")):
-        return
-    if ":" in job.device:
-        raise ConfigError(
-            f"device {job.device!r} is one GPU, and {job.workers} members need one each: "
-            f"write device: cuda",
-            ("device",),
-        )
-    if local >= found:
-        raise ConfigError(
-            f"member {local} of this machine has no GPU of its own, for there are {found}: "
-            f"use fewer workers, or device: cpu",
-            ("workers",),
-        )
-    torch.cuda.set_device(local)
-
-
-# --- joining ---
-# Becoming a member of a run that is under way.
-
-JOIN = "join"
-"""The file in a run's folder that has its join string."""
-_DEADLINE = 30.0
-"""Seconds without a word from the coordinator."""
+def _stored_summary(store: Path, run: str) -> dict[str, Any]:
+    """Return the stored summary of a run that members from elsewhere have finished."""
+    found = Store(store).run(run).summary
+    if "folder" not in found:
+        raise TrainingError(f"run {run!r} is done, but how is not on record in {store}")
+    return dict(found)
 
 
 def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
-    """Take part in a run until it ends. `text`: its join string, or its folder on this machine.
+    """Take part in a run until it ends. `text` is its join string, or its folder on this machine.
 
-    `Left` is raised if a signal asks this process to end: the run goes on without it.
+    Raise `Left` if a signal asks this process to end; the run goes on without it.
     """
-    host, port, key = read_join_string(_string(text))
+    host, port, key = read_join_string(_join_string_of(text))
     group = ElasticGroup((host, port), key, name="joined", number=None, deadline=_DEADLINE)
     with member_of(group, fatal=False) as results:
         about = group.run
@@ -363,7 +349,10 @@ def join(text: str, *, observers: Sequence[Observer] = ()) -> Result:
 
 @contextmanager
 def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
-    """Whatever happens inside, the coordinator is told how this member ended: by the result."""
+    """Report to the coordinator how the work inside ended, whether it returns or raises.
+
+    The body appends its result to the list it gets. With `fatal`, an error ends the run for all.
+    """
     results: list[Result] = []
     try:
         yield results
@@ -374,20 +363,20 @@ def member_of(group: ElasticGroup, *, fatal: bool) -> Iterator[list[Result]]:
         raise
     except BaseException as error:
         with suppress(PeerError):
-            group.leave(_words(error), fatal=fatal)
+            group.leave(_reason(error), fatal=fatal)
         raise
     finally:
         group.end()
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped at once by a signal"
     return f"{type(error).__name__}: {error}"
 
 
-def _string(text: str) -> str:
-    """The join string, be it given or kept in the run's folder."""
+def _join_string_of(text: str) -> str:
+    """Return the join string: `text` itself, or the one kept in the run's folder."""
     if "://" in text:
         return text
     path = Path(text) / JOIN
@@ -403,3 +392,29 @@ def _joinable(job: Job) -> Job:
     if job.task == PYTHON_TASK:
         raise RunError("this run was started from Python: its task is not known to other processes")
     return job
+
+
+# Each member's own GPU.
+
+
+def take_gpu(job: Job, local: int) -> None:
+    """Make GPU number `local` the current one; `local` counts the members of this machine.
+
+    Call it in the member's process: CUDA does not survive a fork, so the parent must not touch it.
+    """
+    found = torch.cuda.device_count()
+    if found == 0 or not job.device.startswith(("auto", "cuda")):
+        return
+    if ":" in job.device:
+        raise ConfigError(
+            f"device {job.device!r} is one GPU, and {job.workers} members need one each: "
+            f"write device: cuda",
+            ("device",),
+        )
+    if local >= found:
+        raise ConfigError(
+            f"member {local} of this machine has no GPU of its own, for there are {found}: "
+            f"use fewer workers, or device: cpu",
+            ("workers",),
+        )
+    torch.cuda.set_device(local)

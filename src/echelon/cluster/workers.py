@@ -1,4 +1,15 @@
-"""Fork, pipes, heartbeats, output relay."""
+"""The member processes of one machine: forked, connected by pipes, signaled and reaped.
+
+    supervisor ── fork ──▶ member 0 … N-1, each in its own process group
+        ▲  ▲                  │     │
+        │  └── JSON lines ────┘     │   facts, then its result or its error: one pipe per member
+        └───── heartbeats ──────────┘   step and activity, in shared memory (`health.Pulses`)
+    members 1 … ── output ──▶ member 0 ──▶ stderr, each line with its member's number in front
+
+In the parent, `Crew` holds one `Child` per member. In the child, `live` turns the fork into a
+process of its own, calls the work with a `Member`, and reports the end. `Pipes` are the descriptors
+between them, and `Relay` prints what the members print.
+"""
 
 from __future__ import annotations
 
@@ -27,45 +38,21 @@ from echelon.comm.peers import Place
 from echelon.core.errors import TrainingError
 from echelon.core.process import keep_freed_memory
 
-# --- crew ---
-# The members' processes, as their parent holds them: started, signalled, reaped.
-
 _UNKILLABLE_SECONDS = 2.0
+"""Seconds for killed members to end; one that does not hangs in the kernel and is left behind."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_HOST = "127.0.0.1"
+_CHUNK = 1 << 16
+"""The capacity of a pipe."""
+_JOIN_SECONDS = 1.0
 
 
-@dataclass(slots=True)
-class Child:
-    """One member's process."""
-
-    index: int
-    pid: int
-    handle: int
-    """Its pidfd: readable once it has ended; a signal through it never hits another process."""
-    sent: set[int] = field(default_factory=set)
-    """Signals it got from us."""
-    status: int | None = None
-    """Exit code, or minus the signal that ended it; None while it lives."""
-
-    def signal(self, number: int) -> None:
-        if self.status is None:
-            self.sent.add(number)
-            with suppress(ProcessLookupError):  # ended, not reaped yet
-                signal.pidfd_send_signal(self.handle, number)
-
-    def signal_group(self, number: int) -> None:
-        """To it and to what it started. Until it is reaped its number is nobody else's."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
-    def reap(self) -> None:
-        """Take note of its end, and end what it left running in its group."""
-        self.signal_group(signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        self.status = os.waitstatus_to_exitcode(status)
+# In the parent: the members as processes.
 
 
 class Crew:
-    """All members of a run on this machine."""
+    """All member processes of a run on this machine, seen from their parent."""
 
     def __init__(self, count: int, besides: Iterable[int] = ()) -> None:
         self.count = count
@@ -83,8 +70,8 @@ class Crew:
         """Fork every member."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
-                stream.flush()  # or each member would print it again
-        gc.freeze()  # a collection in a member would write to, and so copy, all it looks at
+                stream.flush()  # else each member would print the buffered text again
+        gc.freeze()  # a collection in a member would write to all objects, and so copy their pages
         try:
             with held_back():
                 for index in range(self.count):
@@ -104,7 +91,7 @@ class Crew:
             child.signal_group(number)
 
     def close(self) -> None:
-        """Nobody is left, whatever happened before."""
+        """Kill and reap all members that are left."""
         self.signal(signal.SIGKILL)
         patience = time.monotonic() + _UNKILLABLE_SECONDS
         for child in self.alive:
@@ -131,10 +118,42 @@ class Crew:
     def _handle(self, pid: int) -> int:
         try:
             return self.pipes.own(os.pidfd_open(pid))
-        except OSError:  # nobody could end it later on
+        except OSError:  # without a pidfd the member could not be watched or ended later
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
+
+
+@dataclass(slots=True)
+class Child:
+    """One member's process, seen from its parent."""
+
+    index: int
+    pid: int
+    handle: int
+    """The process's pidfd: readable once it has ended; a signal sent through it cannot hit another
+    process that got the same pid."""
+    sent: set[int] = field(default_factory=set)
+    """Signals that the parent has sent to it."""
+    status: int | None = None
+    """Exit code, or minus the signal that ended it; None while it lives."""
+
+    def signal(self, number: int) -> None:
+        if self.status is None:
+            self.sent.add(number)
+            with suppress(ProcessLookupError):  # ended, not reaped yet
+                signal.pidfd_send_signal(self.handle, number)
+
+    def signal_group(self, number: int) -> None:
+        """Signal the process and all it started. Its pid is not reused before it is reaped."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """Record the status of the ended process, and kill what it left running in its group."""
+        self.signal_group(signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.status = os.waitstatus_to_exitcode(status)
 
 
 def _refused(what: str, error: OSError) -> TrainingError:
@@ -148,12 +167,11 @@ def _ended(handle: int, seconds: float) -> bool:
     return bool(waiting.poll(max(0.0, seconds) * 1000))
 
 
-# --- member ---
-# A member of a run, as seen from inside its process.
+# In the forked process.
 
 
 class Member:
-    """What the work of one process gets: its place, and two ways to be heard."""
+    """What the work of one process gets: its place in the group, and two ways to report."""
 
     __slots__ = ("_doing", "_lock", "_pulses", "_wire", "place")
 
@@ -165,55 +183,45 @@ class Member:
         self._lock = threading.Lock()
 
     def tell(self, **facts: Any) -> None:
-        """Let the supervisor keep these facts (plain JSON data), whatever becomes of us."""
+        """Send facts (plain JSON data) to the supervisor, which keeps them if this process dies."""
         self.send(encoded("told", facts))
 
     def pulse(self, step: int, doing: str) -> None:
-        """Where this member is; cheap enough for every step."""
+        """Write a heartbeat: the step and what it is doing. Cheap enough for every step."""
         index = self.place.index
-        if doing is not self._doing:  # most often the very same literal
+        if doing is not self._doing:  # usually the same literal, so identity is enough
             self._pulses.describe(index, doing)
             self._doing = doing
         self._pulses.beat(index, step)
 
     def send(self, line: bytes) -> None:
-        """One line to the supervisor, which always listens."""
+        """Send one line to the supervisor. Thread-safe."""
         rest = memoryview(line)
         with self._lock:
             while rest:
                 rest = rest[os.write(self._wire, rest) :]
 
 
-def encoded(kind: str, content: Mapping[str, Any]) -> bytes:
-    """A line as the supervisor reads it."""
-    return json.dumps({kind: dict(content)}).encode() + b"\n"
-
-
-# --- child ---
-# The first and the last steps of a member's process; in between is its work.
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
-
 Work = Callable[[Member], Mapping[str, Any]]
+"""What a member does in its process; returns plain JSON data."""
 
 
 def live(member: Member, work: Work, pipes: Pipes, supervisor: int) -> NoReturn:
-    """Do the work and report its end. Never returns: what is up the stack belongs to the parent."""
+    """Do the work and report how it ended. Never returns: the caller's stack is the parent's."""
     code = 1
     try:
         try:
             code, last = _outcome(member, work, pipes, supervisor)
-        except KeyboardInterrupt as error:  # a second one, while the first was being told
+        except KeyboardInterrupt as error:  # a second one, while the first was being reported
             environment.deaf()
             last = encoded("error", fault_of(error))
         member.send(last)
     finally:
-        os._exit(code)  # the parent's exit handlers are not ours to run
+        os._exit(code)  # skip the exit handlers: they are the parent's
 
 
 def _outcome(member: Member, work: Work, pipes: Pipes, supervisor: int) -> tuple[int, bytes]:
-    """Exit code and last word of a member."""
+    """Do the work; return the exit code and the last line for the supervisor."""
     place = member.place
     try:
         with closing(_settle(place.index, pipes, supervisor)):
@@ -225,13 +233,18 @@ def _outcome(member: Member, work: Work, pipes: Pipes, supervisor: int) -> tuple
     except BaseException as error:
         environment.deaf()
         _flush()
-        if error.__traceback__ is not None:  # this frame is not worth showing
+        if error.__traceback__ is not None:  # leave this frame out of the traceback
             error.__traceback__ = error.__traceback__.tb_next
         return 1, encoded("error", fault_of(error))
 
 
+def encoded(kind: str, content: Mapping[str, Any]) -> bytes:
+    """Return a line in the form that the supervisor reads: {kind: content}."""
+    return json.dumps({kind: dict(content)}).encode() + b"\n"
+
+
 def _settle(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
-    """Become a process of our own."""
+    """Turn the fork into a process of its own: group, descriptors, stdin and output."""
     die_with(supervisor)
     os.setpgid(0, 0)
     pipes.keep_only(index)
@@ -243,23 +256,16 @@ def _settle(index: int, pipes: Pipes, supervisor: int) -> RelayThread:
     return RelayThread(Relay(pipes.texts if index == 0 else {}))
 
 
-def die_with(supervisor: int) -> None:
-    """No member outlives its supervisor, however that one ends."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != supervisor:  # it was gone before we asked
-        os._exit(1)
-
-
 def _close_stdin() -> None:
-    """Only a terminal's foreground group may read from it: another one would be stopped."""
+    """Read from /dev/null. A process outside the terminal's foreground group that read from the
+    terminal would be stopped."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 
 
 def _speak_through(voice: int) -> None:
-    """Let Python's and everybody else's text go into this pipe, line by line."""
+    """Send stdout and stderr, of Python and of native code, into this pipe, line by line."""
     os.dup2(voice, 1)
     os.dup2(voice, 2)
     out = open(voice, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -268,12 +274,20 @@ def _speak_through(voice: int) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
 
 
+def die_with(supervisor: int) -> None:
+    """Have the kernel kill this process when its parent `supervisor` ends, however that happens."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != supervisor:  # the parent ended before the call
+        os._exit(1)
+
+
 def only(work: Callable[[], int | None]) -> NoReturn:
-    """Be a forked process that does this and nothing else; it may return an exit code."""
+    """Call `work` in a forked process and exit with the code it returns (None: 0; error: 1)."""
     code = 1
     try:
         code = work() or 0
@@ -284,24 +298,23 @@ def only(work: Callable[[], int | None]) -> NoReturn:
         os._exit(code)
 
 
-# --- pipes ---
-# The descriptors between a supervisor and its members: made before the first fork.
-
-_HOST = "127.0.0.1"
+# What connects the two.
 
 
 class Pipes:
-    """Who holds what: a member keeps its own ends and closes all others, and so does the parent.
+    """The descriptors between a supervisor and its members, made before the first fork.
+
+    Each process keeps its own ends and closes all others.
 
     | | written by | read by |
     |---|---|---|
-    | `wires` → `reports` | each member: what it tells and how it ends | the supervisor |
+    | `wires` → `reports` | each member: facts, then its result or error | the supervisor |
     | `voices` → `texts` | members 1 …: what they print | member 0, then the supervisor |
-    | `listener` | – | member 0: serves the store that members find each other by |
+    | `listener` | – | member 0: serves the store where members find each other |
     """
 
     def __init__(self, count: int, besides: Iterable[int] = ()) -> None:
-        """`besides` are descriptors of the parent that are closed in members only."""
+        """`besides` are descriptors of the parent that members close and the parent keeps."""
         self._besides = tuple(besides)
         self._open: set[int] = set()
         self.wires: dict[int, int] = {}
@@ -319,12 +332,12 @@ class Pipes:
             raise
 
     def own(self, descriptor: int) -> int:
-        """Close this one too, here at the end and in every member forked from now on."""
+        """Close this descriptor too: here in `close`, and in every member forked from now on."""
         self._open.add(descriptor)
         return descriptor
 
     def keep_only(self, index: int) -> None:
-        """In a member: close what belongs to others."""
+        """In a member: close the descriptors of all other processes."""
         kept = {self.wires[index]}
         kept |= {self.listener, *self.texts.values()} if index == 0 else {self.voices[index]}
         self._close(self._open - kept)
@@ -332,7 +345,7 @@ class Pipes:
             os.close(descriptor)
 
     def keep_reading(self) -> None:
-        """In the supervisor, when all members are there: close their ends."""
+        """In the supervisor, once all members are forked: close the members' ends."""
         self._close({*self.wires.values(), *self.voices.values(), self.listener})
 
     def close(self) -> None:
@@ -354,27 +367,20 @@ class Pipes:
             return self.own(server.detach()), port
 
 
-# --- relay ---
-# What members other than 0 print, line by line and with their number in front.
-#
-# Member 0 prints it, for it alone knows where its progress bar is (a bar that is being drawn takes
-# over `sys.stderr`). Once member 0 has ended the supervisor does. All goes to stderr: stdout
-# belongs to results.
-
-_CHUNK = 1 << 16
-"""All that a pipe holds."""
-_JOIN_SECONDS = 1.0
-
-
 class Relay:
-    """Reads the pipes of several members (non-blocking) and prints whole lines."""
+    """Prints the output of members 1 … on stderr, in whole lines with the member's number in front.
+
+    Member 0 runs it, because only member 0 knows where its progress bar is (a bar that is being
+    drawn takes over `sys.stderr`). Once member 0 has ended the supervisor runs it. All output goes
+    to stderr: stdout is for results.
+    """
 
     def __init__(self, sources: Mapping[int, int]) -> None:
         self.sources = {descriptor: member for member, descriptor in sources.items()}
         self._partial = dict.fromkeys(sources.values(), b"")
 
     def read(self, descriptor: int) -> bool:
-        """Print what is there; returns whether more may come."""
+        """Print the lines that are there, without blocking; return whether more may come."""
         try:
             chunk = os.read(descriptor, _CHUNK)
         except BlockingIOError:
@@ -385,7 +391,7 @@ class Relay:
         return bool(chunk)
 
     def finish(self) -> None:
-        """Print what is still in the pipes, and lines that were never ended."""
+        """Print what is left in the pipes, including unfinished lines."""
         for descriptor in self.sources:
             self.read(descriptor)
             if rest := self._partial[descriptor]:
@@ -394,12 +400,12 @@ class Relay:
 
     def _print(self, descriptor: int, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
-        with suppress(OSError, ValueError):  # where stderr is closed, there is nobody to tell
+        with suppress(OSError, ValueError):  # stderr is closed
             print(f"[{self.sources[descriptor]}] {text}", file=sys.stderr, flush=True)
 
 
 class RelayThread:
-    """A relay beside the work of member 0; it sleeps while nobody prints."""
+    """A thread that runs the relay beside the work of member 0. Without sources it does nothing."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay

@@ -1,4 +1,4 @@
-"""Plans of faults: what they mean, and what is said of those that mean nothing."""
+"""Plans of faults are parsed, and errors in them are explained."""
 
 from __future__ import annotations
 

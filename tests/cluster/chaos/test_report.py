@@ -1,4 +1,4 @@
-"""What is told of trials, and what makes the command fail."""
+"""The report of trials, and what makes the command fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A desk to play at: its clock, its processes and everything that is said are in our hands."""
+"""A pure coordinator under test: clock, processes, journal and messages are all simulated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORE = ("127.0.0.1", 29500)
 
 
 class Scene:
-    """One desk, and what became of what it said."""
+    """One desk: `say` a frame as a member, read answers with `told`, the journal with `written`."""
 
     def __init__(self, expected: int = 2, min_workers: int = 1, **more: Any) -> None:
         settings = {"wait": 30.0, "samples": 1000, "run": {"job": "x"}, **more}

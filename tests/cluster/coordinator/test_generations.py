@@ -1,4 +1,4 @@
-"""Who is put together with whom, and when: second by second, without a socket."""
+"""Which members form a generation, and when: second by second, without a socket."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_killed_coordinator_is_replaced_and_members_do_not_notice(tmp_path: Pa
 
         (second, _) = arrive_together(zero, one, generation=1, progress=(3,))
         assert (second.number, second.recorded) == (2, 3)
-        one.liaison.commit(Lease(5, 0, 40), 4)
+        zero.liaison.report([(5, 0, 40, 4, 4, 1)])
         zero.liaison.leave("done", over=True)
         one.liaison.leave("done", over=True)
         assert coordinator.ended() == 0

@@ -1,4 +1,4 @@
-"""A member that leaves has told all it had to tell, and knows that it was heard."""
+"""A member that leaves has reported everything, and knows that it was journaled."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .scene import Scene
 def test_a_leave_does_not_overtake_the_records() -> None:
     backlog = Backlog()
     backlog.report(1, [[0, 0, 64, 1, 1]])
-    backlog.put(Item("told", {"text": "well"}))
-    assert [frame["kind"] for frame in backlog.frames(records=False)] == ["told"]
+    backlog.put(Item("rolled_back", {"version": 0, "why": "x"}))
+    assert [frame["kind"] for frame in backlog.frames(records=False)] == ["rolled_back"]
     backlog.put(Item("leave", {"why": "done", "fatal": False, "over": True}))
     assert [frame["kind"] for frame in backlog.frames(records=False)] == ["commits", "leave"]
 

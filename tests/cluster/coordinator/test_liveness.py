@@ -1,4 +1,4 @@
-"""Who is given up, after how long, and who is not."""
+"""Which members are given up, after how long, and which are not."""
 
 from __future__ import annotations
 

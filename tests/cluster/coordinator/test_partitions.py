@@ -1,4 +1,4 @@
-"""Members that are cut off and not given up: nothing that was said meanwhile may be lost."""
+"""Members that are cut off and not given up: no frame may be lost."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ def test_generation_members_version_and_leases_are_as_before() -> None:
     scene.commit(zero, (0, 0, 50, 1, 5))
     scene.say(one, "lease", epoch=3, wanted=100)
     scene.say(two, "lease", epoch=3, wanted=100)
-    scene.say(one, "commit", epoch=3, start=0, stop=40, version=6)
-    scene.say(two, "give_back", epoch=3, start=150, stop=200)
+    scene.say(one, "commits", generation=1, records=[[3, 0, 40, 6, 6, 1]])
     scene.desk.died(scene.now, two)
     before = scene.desk
     scene.restart()

@@ -1,4 +1,4 @@
-"""Between hosts nobody can read, change or repeat what members and coordinator say."""
+"""Between hosts no attacker can read, change or repeat frames."""
 
 from __future__ import annotations
 

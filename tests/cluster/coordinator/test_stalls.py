@@ -1,4 +1,4 @@
-"""Whoever waits for longer than usual learns for whom."""
+"""A stall is reported with the member that holds up the others."""
 
 from __future__ import annotations
 

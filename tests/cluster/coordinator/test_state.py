@@ -1,4 +1,4 @@
-"""Who has the run's state when members meet, and what if nobody has."""
+"""Which member has the run's state when members meet, and what happens if none has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""How each fault is injected."""
+"""How each fault is injected.
+
+`Actuators.do` injects one fault of the plan. It raises `NotYet` if that is not possible at present,
+for example while the disk is full, and `Never` if it will not be. It never destroys the last copy
+of the run's state, because no run could survive that. Faults that last for a while are an `Effect`:
+ticked until over, and undone at the end.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +27,19 @@ from echelon.cluster.services import served
 from echelon.cluster.start import JOIN
 from echelon.core.errors import CheckpointError
 
-# --- actuators ---
-# How each fault is brought about.
-
 _LATEST = 0.8
-"""Of a run, the part after which its disk is not filled any more."""
-
-
-class NotYet(Exception):
-    """It cannot be done now, and may be later."""
-
-
-class Never(Exception):
-    """It cannot be done, now or later."""
+"""The part of a run after which its disk is not filled any more."""
+_PERIOD = 0.04
+"""Seconds in which a slowed member runs once and is stopped once: far below a missed heartbeat."""
+FULL = 512
+"""Bytes per file while the disk is "full"."""
+_COMPLAINT = "could not be written"
+_NEXT_SECONDS = 30.0
+"""How long to wait for the next checkpoint."""
 
 
 class Actuators:
-    """Does to a run what a plan says."""
+    """Injects faults into one run."""
 
     def __init__(
         self, scene: Scene, folder: Path, command: Command, seed: int, steps: int | None
@@ -49,7 +51,7 @@ class Actuators:
         self._steps = steps
         self._killed: set[int] = set()
         self._replaced: set[int] = set()
-        """Servers that were killed: their twins are new, and may not know all yet."""
+        """Servers that were killed. Their replicas are new, and may lack part of the state."""
         self._shelf = Shelf(folder / CHECKPOINTS)
         self._reporter: Reporter | None = None
         self._verbs: dict[str, Callable[[Deed], None]] = {
@@ -63,9 +65,9 @@ class Actuators:
         }
 
     def do(self, fault: Fault) -> Deed:
-        """Raises `NotYet` or `Never` if it is not possible."""
+        """Inject a fault; raise `NotYet` or `Never` if that is not possible."""
         if any(isinstance(effect, FullDisk) and effect.is_full for effect in self.effects):
-            # The same limit holds for the memory that members share: they could not meet again.
+            # The file size limit also holds for the members' shared memory: they could not regroup.
             raise NotYet("the disk is full")
         deed = Deed(fault, self._scene.version)
         if fault.target == "coordinator":
@@ -81,32 +83,14 @@ class Actuators:
             raise NotYet(f"{deed.who} has just ended") from None
         return deed
 
-    def tick(self) -> None:
-        for effect in list(self.effects):
-            if effect.tick():
-                self._over(effect)
-        for command in self.newcomers:
-            command.drain()
-
-    def close(self) -> None:
-        """Whatever is still being done is ended; newcomers are not."""
-        for effect in list(self.effects):
-            self._over(effect)
-        if self._reporter is not None:
-            self._reporter.close()
-
     def unhurt(self) -> list[int]:
-        """Who takes part and can be expected to go on doing so."""
+        """Return the members that take part and that no fault has hit."""
         hurt = {member for effect in self.effects for member in effect.members}
         return [
             member
             for member in self._scene.taking_part
             if member not in hurt and member not in self._killed
         ]
-
-    def _over(self, effect: Effect) -> None:
-        self.effects.remove(effect)
-        effect.end()
 
     def _aim_at_coordinator(self, deed: Deed) -> None:
         if self._scene.coordinator is None:
@@ -127,7 +111,7 @@ class Actuators:
         deed.pids = [seats[deed.server]]
 
     def _spare_the_state(self, server: int) -> None:
-        """What a server has is with its twin, or else the run must have something to go back to."""
+        """Refuse to hit a server unless a replica or a checkpoint has its state."""
         twins = {s["shard"] for s in served(self._folder) if s["twin"]} - self._replaced
         if server not in twins and not self._shelf.versions():
             raise NotYet(f"the state of server {server} is nowhere else")
@@ -166,7 +150,7 @@ class Actuators:
             self._replaced.add(deed.server)
 
     def _spare_the_last(self, member: int) -> None:
-        """A run without members is no run: somebody who has all of its state has to be left."""
+        """Refuse to kill the last member that holds a complete copy of the state."""
         scene = self._scene
         others = self.unhurt() if scene.order else list(scene.living.keys() - self._killed)
         if set(others) - {member}:
@@ -179,15 +163,6 @@ class Actuators:
         waiting = self._scene.living.keys() - set(self._scene.order) - self._killed
         joining = any(command.status is None for command in self.newcomers)
         return bool(waiting or self.effects or joining or not self._scene.order)
-
-    def _is_awaited(self) -> bool:
-        """Whether somebody is about to come, or lost and not yet noticed."""
-        scene, commands = self._scene, (self._command, *self.newcomers)
-        pids = {pid for command in commands for pid in command.family()}
-        servers = {seat["pid"] for seat in served(self._folder)}
-        known = {self._command.pid, scene.coordinator, *scene.living.values()}
-        absent = pids - known - servers
-        return bool(absent or scene.living.keys() ^ set(scene.order))
 
     def _freeze(self, deed: Deed) -> None:
         handle = Handle(deed.pids[0])
@@ -202,7 +177,7 @@ class Actuators:
             host, port, key = read_join_string((self._folder / JOIN).read_text(encoding="ascii"))
             self._reporter = Reporter((host, port), key)
         if not self._reporter.drop(deed.members[0], deed.fault.seconds):
-            self._reporter = None  # what it has not told is not to be told later
+            self._reporter = None  # drop the reporter: it would send the order later
             raise NotYet("the coordinator does not answer")
         self.effects.append(CutOff(deed.members, deed.fault.seconds))
 
@@ -219,17 +194,27 @@ class Actuators:
         if leader is None or self.effects or self._is_awaited():
             raise NotYet("it is not quiet enough to fill the disk")
         if max(self._shelf.versions(), default=0) <= self._scene.began:
-            # The memory for meeting over a checkpoint is made with the first one.
+            # Members create the shared memory for checkpoints with the first one of a generation;
+            # with a full disk they could not.
             raise NotYet("no checkpoint was written since the members met")
         deed.members, deed.pids = [leader], [self._scene.living[leader]]
         self.effects.append(FullDisk(deed, self._shelf, self._said_since))
+
+    def _is_awaited(self) -> bool:
+        """Return whether a member is about to join, or is lost without being noticed yet."""
+        scene, commands = self._scene, (self._command, *self.newcomers)
+        pids = {pid for command in commands for pid in command.family()}
+        servers = {seat["pid"] for seat in served(self._folder)}
+        known = {self._command.pid, scene.coordinator, *scene.living.values()}
+        absent = pids - known - servers
+        return bool(absent or scene.living.keys() ^ set(scene.order))
 
     def _said_since(self, moment: float) -> list[tuple[float, str]]:
         said = [line for command in self.newcomers for line in command.lines]
         return [line for line in (*self._command.lines, *said) if line[0] >= moment]
 
     def _tear(self, deed: Deed) -> None:
-        """While the leader stands still, or it might write another one meanwhile."""
+        """Tear the newest checkpoint, with the leader stopped so that it writes no other."""
         leader = self._scene.leader
         if leader is None:
             raise NotYet("there is no leader")
@@ -253,6 +238,33 @@ class Actuators:
         deed.detected = deed.recovered = time.time() - deed.moment
         deed.note = f"checkpoint {newest:,} torn, {found:,} used instead"
 
+    def tick(self) -> None:
+        """Continue the effects, and end those that are over."""
+        for effect in list(self.effects):
+            if effect.tick():
+                self._over(effect)
+        for command in self.newcomers:
+            command.drain()
+
+    def _over(self, effect: Effect) -> None:
+        self.effects.remove(effect)
+        effect.end()
+
+    def close(self) -> None:
+        """End all effects. Members that joined keep running."""
+        for effect in list(self.effects):
+            self._over(effect)
+        if self._reporter is not None:
+            self._reporter.close()
+
+
+class NotYet(Exception):
+    """The fault cannot be injected now, but perhaps later."""
+
+
+class Never(Exception):
+    """The fault cannot be injected, now or later."""
+
 
 def _is_whole(folder: Path) -> bool:
     try:
@@ -266,52 +278,25 @@ def _listed(members: dict[int, int]) -> str:
     return ", ".join(map(str, sorted(members))) or "none"
 
 
-# --- effects ---
-# Faults that last for a while: each is ticked until it is over, and can be ended at any time.
-
-_PERIOD = 0.04
-"""Seconds in which a slowed member runs once and stands once: far below what counts as silence."""
-FULL = 512
-"""Bytes that a file may have on a disk that counts as full."""
-_COMPLAINT = "could not be written"
-_NEXT_SECONDS = 30.0
-"""How long to look out for the next checkpoint."""
+# Faults that last for a while.
 
 
 class Effect(Protocol):
-    """Something that is still being done to a run."""
+    """A fault that lasts for a while."""
 
     members: Sequence[int]
 
     def tick(self) -> bool:
-        """Go on; returns whether it is over."""
+        """Continue; return whether the fault is over."""
         ...
 
     def end(self) -> None:
-        """Leave nothing of it behind."""
+        """Undo the fault. May be called at any time."""
         ...
 
 
-class Handle:
-    """A process that keeps its identity: its number may come to be another one's."""
-
-    def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError if it has ended."""
-        self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
-
-    def send(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, number)
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 class Frozen:
-    """A process that stands still."""
+    """A process stopped by SIGSTOP."""
 
     def __init__(self, handle: Handle, members: Sequence[int], seconds: float) -> None:
         self.members = members
@@ -328,7 +313,7 @@ class Frozen:
 
 
 class Slowed:
-    """A process that stands still for most of every period."""
+    """A process that is stopped for a part of each period, so that it is `factor` times slower."""
 
     def __init__(self, handle: Handle, members: Sequence[int], factor: float, seconds: float):
         self.members = members
@@ -350,7 +335,7 @@ class Slowed:
 
 
 class CutOff:
-    """A member that the coordinator does not hear; the coordinator itself ends it."""
+    """A member that the coordinator cuts off; the coordinator itself ends that."""
 
     def __init__(self, members: Sequence[int], seconds: float) -> None:
         self.members = members
@@ -360,11 +345,14 @@ class CutOff:
         return time.monotonic() >= self._until
 
     def end(self) -> None:
-        """There is nothing to undo here."""
+        """Do nothing: the coordinator ends the partition."""
 
 
 class FullDisk:
-    """The leader's files cannot grow, so its checkpoints fail; then they can again."""
+    """A limit on the size of the leader's files, which makes its checkpoints fail for a while.
+
+    Detected when a process complains about it; recovered when the next checkpoint is written.
+    """
 
     def __init__(
         self, deed: Deed, shelf: Shelf, said: Callable[[float], list[tuple[float, str]]]
@@ -382,7 +370,7 @@ class FullDisk:
         return self._before is not None
 
     def tick(self) -> bool:
-        """Over once a checkpoint was written again."""
+        """Lift the limit after a while; over once a checkpoint was written again."""
         deed = self._deed
         if deed.detected is None:
             complaints = (at for at, text in self._said(deed.moment) if _COMPLAINT in text)
@@ -412,3 +400,21 @@ class FullDisk:
 def _limit(pid: int, limits: tuple[int, int]) -> None:
     with suppress(ProcessLookupError):  # it was killed meanwhile
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
+class Handle:
+    """A process, held by its pidfd: the pid may come to mean another process, the pidfd not."""
+
+    def __init__(self, pid: int) -> None:
+        """Raise ProcessLookupError if the process has ended."""
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,4 +1,8 @@
-"""Detection, recovery, weight difference."""
+"""What faults cost: seconds to detection and to recovery, steps lost, and the weights in the end.
+
+`measure` fills in one fault from the journal of its run, `kinds` and `losses` summarize many, and
+`difference` compares the final weights of two runs.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +25,24 @@ from echelon.core.config import Job
 from echelon.loop.inference import final_model
 from echelon.task import load_task
 
-# --- measure ---
-# When a fault was noticed and when it was over, as the journal has it.
-
 _LATE = 3.0
-"""Seconds after the end of a fault in which it may still be noticed."""
+"""Seconds after the end of a fault in which it may still be detected."""
 _LOSING = ("kill", "freeze", "partition")
+"""Faults that cost the run a member."""
 _IN_FLIGHT = 1.0
-"""Seconds in which updates that were made before a fault may still come on record."""
+"""Seconds after a fault in which updates from before it may still be journaled."""
 _CLOCKS = 0.002
-"""Seconds by which an entry may be older than it should be: its time is rounded."""
+"""Seconds by which an entry may seem too old, because its time is rounded."""
+ALIKE = 1e-4
+"""The largest difference of a weight that rounding may make."""
+
+
+# One fault, in the journal of its run.
 
 
 def measure(deed: Deed, scene: Scene, others: Sequence[Deed] = ()) -> None:
-    """Fill in what became of a fault; `others` may be to blame for what seems to be."""
+    """Fill in what became of a fault. A later one of `others` may have caused a loss that seems to
+    be its consequence."""
     if deed.skipped is not None:
         return
     verb = deed.fault.verb
@@ -61,10 +69,11 @@ def _coordinator(deed: Deed, scene: Scene) -> None:
 
 
 def _server(deed: Deed, scene: Scene) -> None:
-    """Noticed by whoever has to go back; where a twin takes over, by nobody but the supervisor."""
+    """Measure a killed server: detected when members roll back. If its replica takes over, they do
+    not, and only the update that follows can be measured."""
     back = next(_since(scene, deed.moment, "rolled_back"), None)
     if back is not None and _went_on(scene, deed.moment + _IN_FLIGHT, back["time"]):
-        back = None  # for something that happened later
+        back = None  # updates were made in between: the rollback has a later cause
     since = deed.moment if back is None else back["time"]
     deed.recovered = _next_update(scene, since, 0, deed.moment)
     if back is None:
@@ -76,14 +85,14 @@ def _server(deed: Deed, scene: Scene) -> None:
 
 
 def _went_on(scene: Scene, start: float, stop: float) -> bool:
-    """Whether updates were made in between."""
+    """Return whether updates were journaled between two times."""
     return any(start < commit.time < stop for commit in scene.commits)
 
 
 def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:
     [member] = deed.members
     lost = next((e for e in _since(scene, deed.moment, "lost") if e["member"] == member), None)
-    if note := _unnoticed(deed, lost) or _another_ones(deed, lost, others):
+    if note := _unnoticed(deed, lost) or _explained_by_later(deed, lost, others):
         deed.note = note
         return
     assert lost is not None
@@ -99,7 +108,7 @@ def _loss(deed: Deed, scene: Scene, others: Sequence[Deed]) -> None:
 
 
 def _unnoticed(deed: Deed, lost: Entry | None) -> str | None:
-    """Why a loss is not the consequence of this fault, if so."""
+    """Return why a loss is not a consequence of this fault; None if it is."""
     if lost is not None and lost["how"] == "left":
         return "the run was over first"
     if deed.fault.verb == "kill":
@@ -109,8 +118,8 @@ def _unnoticed(deed: Deed, lost: Entry | None) -> str | None:
     return "killed before it was noticed" if lost["how"] == "killed" else None
 
 
-def _another_ones(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str | None:
-    """Something else befell the same member once this was over."""
+def _explained_by_later(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str | None:
+    """Return a note if a later fault of the same member explains its loss, else None."""
     if deed.fault.verb == "kill" or lost is None:
         return None
     over = deed.moment + deed.fault.seconds
@@ -121,13 +130,13 @@ def _another_ones(deed: Deed, lost: Entry | None, others: Sequence[Deed]) -> str
 
 
 def _took_part(scene: Scene, member: int, moment: float) -> bool:
-    """Whether it was in a generation by then."""
+    """Return whether a member had been in a generation by then."""
     formed = (e for e in scene.events if e["kind"] == "generation" and e["time"] <= moment)
     return any(member in entry["members"] for entry in formed)
 
 
 def _undone(scene: Scene, moment: float) -> int:
-    """Updates that had to be made again, until the next one after a loss."""
+    """Return how many updates had to be repeated after a loss."""
     healed = next(_since(scene, moment, "recovered"), None)
     return 0 if healed is None else int(healed["lost_steps"])
 
@@ -157,7 +166,7 @@ def _join(deed: Deed, scene: Scene) -> None:
 
 
 def _slow(deed: Deed, scene: Scene) -> None:
-    """Noticed where batches are divided anew, or somebody is told whom all wait for."""
+    """Detected when batches are divided again, or when a stall is reported."""
     until = deed.moment + deed.fault.seconds
     signs = [e for kind in ("shares", "stalled") for e in _since(scene, deed.moment, kind)]
     times = [entry["time"] for entry in signs if entry["time"] <= until]
@@ -166,7 +175,8 @@ def _slow(deed: Deed, scene: Scene) -> None:
 
 
 def _next_update(scene: Scene, moment: float, generation: int, since: float) -> float | None:
-    """The first one from then on, or the run's end if none was left to be made."""
+    """Return the seconds from `since` to the first update at `moment` or later, of this generation
+    or a later one; if there is none, to the run's end."""
     for commit in scene.commits:
         if commit.time >= moment - _CLOCKS and commit.generation >= generation:
             return max(0.0, commit.time - since)  # clocks may differ by a little
@@ -178,15 +188,33 @@ def _since(scene: Scene, moment: float, kind: str) -> Iterator[Entry]:
     return (e for e in scene.events if e["kind"] == kind and e["time"] >= moment - _CLOCKS)
 
 
-# --- figures ---
-# How long faults took to be noticed and to be mended, all in all and by kind.
+# Many faults.
 
-_LOSING_FAULTS = ("kill", "freeze", "partition")
+
+def losses(deeds: Sequence[Deed]) -> Kind:
+    """Return a summary of the faults that cost a member; joins take as long as a start takes."""
+    return _kind("loss", [deed for deed in deeds if deed.fault.verb in _LOSING])
+
+
+def kinds(deeds: Sequence[Deed]) -> list[Kind]:
+    """Return a summary per kind, sorted by name."""
+    names = sorted({_name(deed) for deed in deeds})
+    return [_kind(name, [deed for deed in deeds if _name(deed) == name]) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Summary of the faults of one kind."""
+
+    name: str
+    happened: int
+    detected: Figures
+    recovered: Figures
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of several faults; those that were never noticed have no part in it."""
+    """Count, median and maximum of seconds, over the faults for which they are known."""
 
     count: int
     median: float | None
@@ -200,51 +228,35 @@ class Figures:
         return cls(len(known), round(statistics.median(known), 3), round(max(known), 3))
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Faults of one kind."""
-
-    name: str
-    happened: int
-    detected: Figures
-    recovered: Figures
-
-
-def kinds(deeds: Sequence[Deed]) -> list[Kind]:
-    """By name."""
-    names = sorted({_name(deed) for deed in deeds})
-    return [_kind(name, [deed for deed in deeds if _name(deed) == name]) for name in names]
-
-
-def losses(deeds: Sequence[Deed]) -> Kind:
-    """Faults that cost somebody; how long a newcomer takes to start is another matter."""
-    return _kind("loss", [deed for deed in deeds if deed.fault.verb in _LOSING_FAULTS])
-
-
 def _kind(name: str, deeds: Sequence[Deed]) -> Kind:
     detected = Figures.of(deed.detected for deed in deeds)
     return Kind(name, len(deeds), detected, Figures.of(deed.recovered for deed in deeds))
 
 
 def _name(deed: Deed) -> str:
-    """`kill trainer`, whichever one it was."""
+    """Return a fault's kind: `kill trainer`, for any trainer."""
     return f"{deed.fault.verb} {deed.fault.target}".strip()
 
 
-# --- weights ---
-# How far two runs of one job are apart in the end.
+# The weights of two runs.
 
-ALIKE = 1e-4
-"""The largest difference of a weight that rounding may make."""
+
+def difference(job: Job, one: Path, other: Path, tolerance: float = ALIKE) -> Difference:
+    """Compare the last checkpoints of two runs of `job`, given by their folders."""
+    cuts = [Shelf(folder / CHECKPOINTS).load("last") for folder in (one, other)]
+    first, second = (cut["strategy"]["model"] for cut in cuts)
+    # NaN compares as neither larger nor smaller, so `max` could drop it.
+    largest = max(_apart(first, second), default=0.0, key=lambda x: math.inf if x != x else x)
+    return Difference(largest, _unlike(job, one, cuts), tolerance)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between two final checkpoints."""
+    """The difference between the final weights of two runs."""
 
     largest: float
     unlike: str | None
-    """Why the two may differ by more than rounding; None if they may not."""
+    """Why they may differ by more than rounding; None if they may not."""
     tolerance: float = ALIKE
 
     @property
@@ -253,19 +265,10 @@ class Difference:
 
     @property
     def problem(self) -> str | None:
-        """What should not be."""
+        """The difference as an error message, if it is too large."""
         if self.is_alike or self.unlike is not None:
             return None
         return f"a weight differs by {self.largest:.1e}, which is more than {self.tolerance:g}"
-
-
-def difference(job: Job, one: Path, other: Path, tolerance: float = ALIKE) -> Difference:
-    """Of the weights after the last update."""
-    cuts = [Shelf(folder / CHECKPOINTS).load("last") for folder in (one, other)]
-    first, second = (cut["strategy"]["model"] for cut in cuts)
-    # What is not a number is neither larger nor smaller than others, and might get lost.
-    largest = max(_apart(first, second), default=0.0, key=lambda x: math.inf if x != x else x)
-    return Difference(largest, _unlike(job, one, cuts), tolerance)
 
 
 def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterator[float]:
@@ -275,7 +278,7 @@ def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterato
 
 
 def in_any_order(job: Job) -> bool:
-    """Whether updates are made as trainers come: then no two runs make the same ones."""
+    """Return whether updates are asynchronous, so that no two runs make the same ones."""
     return strategy.has_servers(job) and not job.parameter_server.together
 
 

@@ -1,14 +1,11 @@
-"""Fault plans, parsed or random.
-
-What is to go wrong and when, as a line of text.
+"""Fault plans: which faults to inject and when, written as a line of text or made from a seed.
 
 plan    fault; fault; …
-fault   kill WHO@WHEN                            WHO   trainer:2 (the member with this id),
-        freeze WHO@WHEN for 5s                         trainer (any), leader, coordinator, or to be
-                                                       killed server:0 (of a parameter server)
-        slow TRAINER@WHEN by 4x for 5s           WHEN  step=50, or step=50+0.2s: so much later
+fault   kill WHO@WHEN                      WHO   trainer:2 (the member with this id), trainer (any),
+        freeze WHO@WHEN for 5s                   leader, coordinator, server:0 (to kill only)
+        slow TRAINER@WHEN by 4x for 5s     WHEN  step=50, or step=50+0.2s: 0.2 s after that step
         partition TRAINER@WHEN for 5s
-        join 2@WHEN
+        join 2@WHEN                        TRAINER  trainer:2, trainer or leader
         fill disk@WHEN for 2s
         tear checkpoint@WHEN
 """
@@ -22,45 +19,22 @@ from dataclasses import dataclass
 
 from echelon.core.errors import UserError, unknown
 
-# --- plan ---
-
 LONGEST = 600.0
 """Seconds that a fault may last."""
 MOST = 64
-"""Members that join at once; also the largest factor to slow one down by."""
+"""Members that may join at once; also the largest factor to slow a member down by."""
 _FULL_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What belongs to a verb."""
-
-    targets: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    """`for` and `by`, where they have to be given."""
-
-
-PEOPLE = ("trainer", "leader")
-RULES: dict[str, Rule] = {
-    "kill": Rule((*PEOPLE, "coordinator", "server")),
-    "freeze": Rule((*PEOPLE, "coordinator"), ("for",)),
-    "slow": Rule(PEOPLE, ("by", "for")),
-    "partition": Rule(PEOPLE, ("for",)),
-    "join": Rule(()),
-    "fill": Rule(("disk",)),
-    "tear": Rule(("checkpoint",)),
-}
-_LASTING = ("freeze", "slow", "partition", "fill")
+"""How long the disk is full if the plan does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is to go wrong."""
+    """One fault to inject."""
 
     verb: str
     target: str = ""
     member: int | None = None
-    """Which trainer, or which server; None if any will do."""
+    """Which trainer or server; None for any."""
     step: int = 0
     delay: float = 0.0
     """Seconds after that step."""
@@ -73,7 +47,7 @@ class Fault:
 
     @property
     def what(self) -> str:
-        """Without when and for how long."""
+        """The fault without its time and duration."""
         if self.verb == "join":
             return f"join {self.count}"
         number = "" if self.member is None else f":{self.member}"
@@ -90,14 +64,36 @@ class Fault:
 
 
 class PlanError(UserError):
-    """A plan cannot be understood; says where."""
+    """A plan cannot be parsed. The message names the position."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(f"plan, character {position + 1}: {message}")
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What may follow a verb."""
+
+    targets: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """The required ones of `for` and `by`."""
+
+
+PEOPLE = ("trainer", "leader")
+RULES: dict[str, Rule] = {
+    "kill": Rule((*PEOPLE, "coordinator", "server")),
+    "freeze": Rule((*PEOPLE, "coordinator"), ("for",)),
+    "slow": Rule(PEOPLE, ("by", "for")),
+    "partition": Rule(PEOPLE, ("for",)),
+    "join": Rule(()),
+    "fill": Rule(("disk",)),
+    "tear": Rule(("checkpoint",)),
+}
+_LASTING = ("freeze", "slow", "partition", "fill")
+
+
 def read_plan(text: str) -> list[Fault]:
-    """The faults of a plan, by their steps."""
+    """Parse a plan; return its faults in the order of their steps."""
     found = [_fault(start, part) for start, part in _parts(text)]
     if not found:
         raise PlanError(0, "it is empty; a fault is, for example, kill trainer:1@step=50")
@@ -157,7 +153,7 @@ def _target(position: int, text: str, verb: str) -> tuple[str, int | None]:
 
 
 def _options(position: int, text: str, verb: str) -> dict[str, float]:
-    """`seconds` and `factor`."""
+    """Parse `for 5s` and `by 4x` into `seconds` and `factor`."""
     words = text.split()
     pairs = dict(zip(words[::2], words[1::2], strict=False))
     known = ("for", "by") if verb == "slow" else ("for",) if verb in _LASTING else ()
@@ -191,8 +187,8 @@ def _listed(names: tuple[str, ...]) -> str:
     return " or ".join(names)
 
 
-# --- chance ---
-# Plans made by chance: the same seed makes the same plan.
+# Random plans.
+
 
 _WEIGHTS = {
     "kill trainer": 30,
@@ -207,25 +203,31 @@ _WEIGHTS = {
     "fill disk": 4,
     "tear checkpoint": 4,
 }
+"""The relative frequencies of kinds of faults."""
 _SERVER = 20
-"""How often a server is killed, beside the others, where there are any."""
+"""The frequency of "kill server", if the run has servers that it can lose."""
 _FEWEST = 2
-"""Trainers that a plan leaves, so that one of them can be lost."""
+"""Trainers that a plan leaves, so that one of them can be lost by accident."""
 _FIRST, _LAST = 0.02, 0.9
-"""The part of a run in which faults happen: what is broken shall have the time to mend."""
+"""The part of a run in which faults are injected; the rest is time to recover."""
 _BEFORE = 0.15
-"""How often the first fault comes before the first step."""
+"""The probability that the first fault comes before the first step."""
 _TOGETHER = 0.2
-"""How often a fault follows closely upon the one before it, so that it finds it unmended."""
+"""The probability that a fault follows the previous one before the run has recovered from it."""
 _CLOSE = 0.6
+"""The most seconds between two such faults."""
 _SECONDS = {"freeze": (0.5, 5.0), "partition": (1.0, 5.0), "slow": (2.0, 5.0), "fill": (1.0, 2.0)}
+"""The shortest and the longest duration."""
 
 
 def random_plan(
     count: int, seed: int, *, workers: int, steps: int, servers: int = 0
 ) -> list[Fault]:
-    """`count` faults over a run of so many steps; whom they hit is chosen when they happen, but
-    which of `servers` that may be lost is now."""
+    """Return `count` random faults for a run of `steps` steps. The same seed gives the same plan.
+
+    Which trainer is hit is chosen when the fault is injected; which of `servers` (those that the
+    run can lose) is chosen here.
+    """
     if count > steps:
         raise UserError(f"{count} faults are too many for a run of {steps} steps")
     chance = random.Random(f"chaos/{seed}")
@@ -250,7 +252,7 @@ def _random_moment(chance: random.Random, place: int, count: int, steps: int) ->
 
 
 def _kind(chance: random.Random, trainers: int, workers: int, servers: int) -> str:
-    """Members are not to become too few, nor more than they were at first."""
+    """Return a random kind that keeps the number of trainers between `_FEWEST` and `workers`."""
     weights = dict(_WEIGHTS) | ({"kill server": _SERVER} if servers else {})
     if trainers <= _FEWEST:
         del weights["kill trainer"], weights["kill leader"]

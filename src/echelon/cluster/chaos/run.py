@@ -1,4 +1,4 @@
-"""Reference run, trials, report."""
+"""A job under faults: the run without faults first, then one trial per seed, and the report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ from echelon.core.errors import UserError
 from echelon.core.format import to_json
 from echelon.loop.run import Limits
 
-# --- run ---
-# A job under faults: the fault-free run first, then one for every seed.
-
 _NAME = 50
-"""Characters of a run's name that are kept."""
+"""Characters of the job's name that the names of the runs keep."""
 Told = Callable[[Trial, Trial | None, Difference | None], None]
+"""Called after each trial, with the run without faults and the difference to it."""
 
 
 def endure(
@@ -49,10 +47,11 @@ def endure(
     tolerance: float = ALIKE,
     told: Told = lambda _trial, _reference, _difference: None,
 ) -> Report:
-    """Run `job` under `plan`, or once for every seed under `chance` faults made from it.
+    """Run `job` under `plan`, or once per seed under `chance` random faults.
 
-    `arguments` are what `echelon train` has to be given to run it. `told` hears of every trial.
-    `tolerance` is by how much a weight may differ from the fault-free run's.
+    `arguments` are the arguments with which `echelon train` runs the job. `tolerance` is how far a
+    weight may be from that of the run without faults, which is the `reference`. `patience`: seconds
+    without an update that count as a hang.
     """
     check(job)
     if chance:
@@ -73,7 +72,7 @@ def endure(
 
 
 def check(job: Job) -> None:
-    """Refuse a job whose members cannot do without each other."""
+    """Refuse a job that cannot survive the loss of a member."""
     if job.workers < 2:
         raise UserError(f"workers = {job.workers}: chaos needs at least 2, so that one can be lost")
     if not strategy.can_do_without(job):
@@ -84,7 +83,7 @@ def check(job: Job) -> None:
 
 
 def check_length(job: Job) -> None:
-    """Random faults are spread over a run whose length is known."""
+    """Refuse random faults for a job of unknown length: they are spread over all its steps."""
     if Limits.of(job).total_steps(1, 1) is None:
         raise UserError("random faults need a job that says how long it is: set epochs or steps")
 
@@ -103,22 +102,10 @@ def _chosen(
 
 
 def mortal(job: Job) -> int:
-    """Servers that the run can lose: each has a twin, or there are checkpoints to go back to."""
+    """Return how many servers the run can lose: all, if it has replicas or writes checkpoints."""
     section = job.parameter_server
     saved = section.replicas or job.checkpoint.every != "never"
     return section.servers if strategy.has_servers(job) and saved else 0
-
-
-def unlike(job: Job, trial: Trial, reference: Trial | None, found: Difference | None) -> list[str]:
-    """What differs from the fault-free run, and should not."""
-    if reference is None or found is None:
-        return []
-    problems = [] if found.problem is None else [found.problem]
-    made, due = trial.summary["steps"], reference.summary["steps"]
-    open_end = job.minutes is not None or not (job.stop.patience is job.stop.target is None)
-    if made != due and not (open_end or in_any_order(job)):
-        problems.append(f"it made {made:,} updates, and {due:,} without faults")
-    return problems
 
 
 def _compared(
@@ -130,8 +117,20 @@ def _compared(
     return difference(job, trial.folder, reference.folder, tolerance)
 
 
-# --- report ---
-# What a person is told of trials.
+def unlike(job: Job, trial: Trial, reference: Trial | None, found: Difference | None) -> list[str]:
+    """Return the differences from the run without faults that are problems."""
+    if reference is None or found is None:
+        return []
+    problems = [] if found.problem is None else [found.problem]
+    made, due = trial.summary["steps"], reference.summary["steps"]
+    open_end = job.minutes is not None or not (job.stop.patience is job.stop.target is None)
+    if made != due and not (open_end or in_any_order(job)):
+        problems.append(f"it made {made:,} updates, and {due:,} without faults")
+    return problems
+
+
+# The report.
+
 
 _NOTHING = "–"
 
@@ -159,12 +158,12 @@ class Report:
 
     @property
     def largest(self) -> float | None:
-        """The largest difference of a weight from the fault-free run's."""
+        """The largest difference of a weight from the run without faults."""
         known = [found.largest for found in self.differences if found is not None]
         return max(known) if known else None
 
     def totals(self) -> dict[str, Any]:
-        """All in all, as plain JSON data."""
+        """Return the sums over all trials as plain JSON data."""
         found = losses(self.deeds)
         return {
             "ok": not self.problems,
@@ -182,7 +181,7 @@ class Report:
         }
 
     def as_data(self) -> dict[str, Any]:
-        """With every run and every fault."""
+        """Return everything as plain JSON data, with every run and every fault."""
         return self.totals() | {
             "problems": self.problems,
             "reference": self.reference and self.reference.as_data(),
@@ -194,7 +193,7 @@ class Report:
 
 
 def show(out: Console, trial: Trial, reference: Trial | None, found: Difference | None) -> None:
-    """One trial: a row per fault, the verdict, and how it ended beside the fault-free run."""
+    """Print one trial: a row per fault, the verdict, and a comparison with the reference."""
     out.print(Text.assemble((trial.run or "no run", "bold"), f"  seed {trial.seed}"))
     out.print(_table(trial.deeds))
     out.print()
@@ -207,52 +206,10 @@ def show(out: Console, trial: Trial, reference: Trial | None, found: Difference 
     out.print()
 
 
-def show_all(out: Console, report: Report) -> None:
-    """The sum of all trials; its last line is for machines."""
-    if len(report.trials) > 1:
-        out.print(_by_kind(report.deeds))
-        out.print()
-    for problem in report.problems:
-        out.print(Text(problem, "red"))
-    out.print(Text(_sum(report), "red" if report.problems else "green"))
-    out.print(Text(to_json(report.totals())), soft_wrap=True)
-
-
-def _sum(report: Report) -> str:
-    data, found = report.totals(), losses(report.deeds)
-    return (
-        f"{data['faults']} faults ({data['skipped']} skipped) in {data['runs']} runs: "
-        f"{data['finished']} finished, {data['exactly_once']} exactly once; losses detected after "
-        f"{_both(found.detected)}, recovered after {_both(found.recovered)}"
-    )
-
-
-def _by_kind(deeds: Sequence[Deed]) -> Table:
-    table = _columns(("KIND", "COUNT", "DETECTED", "RECOVERED"))
-    for kind in kinds(deeds):
-        figures = (_both(kind.detected), _both(kind.recovered))
-        table.add_row(kind.name, str(kind.happened), *figures)
-    return table
-
-
-def _both(figures: Figures) -> str:
-    if figures.median is None or figures.worst is None:
-        return _NOTHING
-    return f"{figures.median:.2f} s (worst {figures.worst:.2f} s)"
-
-
 def _table(deeds: Sequence[Deed]) -> Table:
     table = _columns(("FAULT", "HIT", "STEP", "DETECTED", "RECOVERED", "LOST", ""))
     for deed in deeds:
         table.add_row(*map(Text, _row(deed)))
-    return table
-
-
-def _columns(names: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        number = name in ("STEP", "COUNT", "DETECTED", "RECOVERED", "LOST")
-        table.add_column(name, justify="right" if number else "left", no_wrap=number)
     return table
 
 
@@ -297,3 +254,45 @@ def _weights(found: Difference) -> Text:
     if found.is_alike:
         return Text(f"{words} (up to {found.tolerance:g} is rounding)", "green")
     return Text(f"{words}, more than {found.tolerance:g}", "red")
+
+
+def show_all(out: Console, report: Report) -> None:
+    """Print the sums over all trials; the last line is JSON, for programs."""
+    if len(report.trials) > 1:
+        out.print(_by_kind(report.deeds))
+        out.print()
+    for problem in report.problems:
+        out.print(Text(problem, "red"))
+    out.print(Text(_sum(report), "red" if report.problems else "green"))
+    out.print(Text(to_json(report.totals())), soft_wrap=True)
+
+
+def _by_kind(deeds: Sequence[Deed]) -> Table:
+    table = _columns(("KIND", "COUNT", "DETECTED", "RECOVERED"))
+    for kind in kinds(deeds):
+        figures = (_both(kind.detected), _both(kind.recovered))
+        table.add_row(kind.name, str(kind.happened), *figures)
+    return table
+
+
+def _sum(report: Report) -> str:
+    data, found = report.totals(), losses(report.deeds)
+    return (
+        f"{data['faults']} faults ({data['skipped']} skipped) in {data['runs']} runs: "
+        f"{data['finished']} finished, {data['exactly_once']} exactly once; losses detected after "
+        f"{_both(found.detected)}, recovered after {_both(found.recovered)}"
+    )
+
+
+def _both(figures: Figures) -> str:
+    if figures.median is None or figures.worst is None:
+        return _NOTHING
+    return f"{figures.median:.2f} s (worst {figures.worst:.2f} s)"
+
+
+def _columns(names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in names:
+        number = name in ("STEP", "COUNT", "DETECTED", "RECOVERED", "LOST")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number)
+    return table

@@ -1,4 +1,9 @@
-"""One run under a plan: follow the journal, inject, conclude."""
+"""One run under a plan of faults.
+
+`attempt` starts the run, lets a `Controller` follow its journal and inject each fault when its step
+comes, and then concludes: when each fault was detected and when the run had recovered, whether each
+sample was consumed exactly once, and whether anything is left behind. The result is a `Trial`.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +26,147 @@ from echelon.data.journal import JOURNAL
 from echelon.loop.journal import audit
 from echelon.loop.run import Limits
 
-# --- controller ---
-# Follows a run by its journal, and does what the plan says when its moment has come.
-
 _LOOK = 0.005
-"""Seconds between two looks."""
+"""Seconds between two looks at the journal."""
 _AGAIN = 0.05
-"""Seconds between two attempts at what cannot be done yet."""
+"""Seconds between two attempts to inject a fault that is not possible yet."""
 GRACE = 20.0
-"""Seconds in which everybody has left once the run has ended."""
+"""Seconds for all processes to end once the run has ended."""
+_START_SECONDS = 120.0
+"""For the run's coordinator to start."""
+_START_LOOK = 0.01
+"""Seconds between two looks for it."""
+_MEMORY = Path("/dev/shm")
 
 
-class Stuck(Exception):
-    """The run does not get on."""
+def attempt(
+    job: Job,
+    arguments: Sequence[str],
+    plan: Callable[[int | None], Sequence[Fault]],
+    *,
+    name: str,
+    seed: int = 0,
+    patience: float,
+) -> Trial:
+    """Run `echelon train` under faults, with these arguments, which result in `job`.
+
+    `plan` is called with the number of steps of the run (None if unknown) and returns the faults.
+    """
+    trial, store = Trial((), seed), Path(job.track.folder)
+    before, memory, began = set(store.glob(f"{name}-*")), shared_memory(), time.monotonic()
+    with Command(["train", *arguments, f"name={name}", "--json", "--quiet"]) as command:
+        begun = _begun(command, store, name, before)
+        if begun is None:
+            trial.problems.append(f"the run did not start: {command.last_words}")
+            return trial
+        folder, entry = begun
+        steps = Limits.of(job).total_steps(entry["samples"], job.batch_size)
+        trial.run, trial.folder, trial.plan = folder.name, folder, plan(steps)
+        left = _follow(trial, command, folder, patience, steps)
+        trial.seconds = time.monotonic() - began
+        trial.left_behind = [*left, *remains(folder, memory)]
+    _conclude(trial, folder)
+    return trial
+
+
+@dataclass(slots=True)
+class Trial:
+    """The result of one run under a plan of faults, or without faults."""
+
+    plan: Sequence[Fault]
+    seed: int
+    run: str = ""
+    folder: Path | None = None
+    finished: bool = False
+    seconds: float = 0.0
+    summary: dict[str, Any] = field(default_factory=dict)
+    deeds: list[Deed] = field(default_factory=list)
+    epochs: int = 0
+    """Number of finished epochs, according to the ledger."""
+    problems: list[str] = field(default_factory=list)
+    """Everything that is an error of Echelon; empty for a passed trial."""
+    exactly_once: bool = False
+    left_behind: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = self.summary.get("metrics", {})
+        return found
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "seed": self.seed,
+            "plan": "; ".join(map(str, self.plan)),
+            "finished": self.finished,
+            "seconds": round(self.seconds, 1),
+            "steps": self.summary.get("steps"),
+            "metrics": self.metrics,
+            "faults": [deed.as_data() for deed in self.deeds],
+            "exactly_once": self.exactly_once,
+            "left_behind": self.left_behind,
+            "problems": self.problems,
+        }
+
+
+def _begun(
+    command: Command, store: Path, name: str, before: set[Path]
+) -> tuple[Path, Entry] | None:
+    """Wait for the command to begin its run; return the run's folder and first journal entry."""
+    deadline = time.monotonic() + _START_SECONDS
+    while command.status is None and time.monotonic() < deadline:
+        command.drain()
+        for folder in set(store.glob(f"{name}-*")) - before:
+            entries = Tail(folder / JOURNAL).read()
+            pids = {entry["pid"] for entry in entries if entry["kind"] == "coordinator"}
+            if pids & set(command.family()):
+                return folder, entries[0]
+        time.sleep(_START_LOOK)
+    return None
+
+
+def _follow(
+    trial: Trial, command: Command, folder: Path, patience: float, steps: int | None
+) -> list[str]:
+    """Follow the run to its end and measure its faults; return the processes it left behind."""
+    controller = Controller(
+        command, folder, trial.plan, seed=trial.seed, patience=patience, steps=steps
+    )
+    try:
+        controller.follow()
+        left = controller.settle()
+    except Stuck as error:
+        trial.problems.append(f"the run did not finish: {error} ({command.last_words})")
+        left = []
+    finally:
+        controller.close()
+    trial.deeds = controller.deeds
+    for deed in trial.deeds:
+        measure(deed, controller.scene, trial.deeds)
+    trial.finished = command.status == 0
+    if command.status not in (0, None):
+        trial.problems.append(f"the run failed: {command.last_words}")
+    elif trial.finished:
+        trial.summary = json.loads(command.output.splitlines()[-1])
+    return [f"process {pid}" for pid in left]
+
+
+def _conclude(trial: Trial, folder: Path) -> None:
+    """Audit the run's ledger and collect all problems."""
+    try:
+        proof = audit(folder, checkpoint=True)
+    except EchelonError as error:
+        trial.problems.append(str(error))
+        return
+    trial.exactly_once = not proof.problems
+    trial.epochs = sum(epoch.finished for epoch in proof.epochs)
+    trial.problems += [f"not exactly once: {problem}" for problem in proof.problems]
+    trial.problems += [f"left behind: {what}" for what in trial.left_behind]
+    trial.problems += [deed.problem for deed in trial.deeds if deed.problem]
 
 
 class Controller:
-    """One run, one plan."""
+    """Follows one run and injects the faults of one plan."""
 
     def __init__(
         self,
@@ -49,18 +178,19 @@ class Controller:
         patience: float,
         steps: int | None,
     ) -> None:
-        """`steps` is how many the run will make, if that is known."""
+        """`steps` is the length of the run, if known. `patience`: seconds without an update that
+        count as a hang."""
         self.scene = Scene(folder / "journal.jsonl")
         self.deeds: list[Deed] = []
         self._command, self._patience = command, patience
         self._actuators = Actuators(self.scene, folder, command, seed, steps)
         self._pending = list(plan)
         self._reached: dict[int, float] = {}
-        """When each step that a fault waits for was reached."""
+        """Step → when it was reached, for steps that a fault waits for."""
         self._why: dict[Fault, str] = {}
-        """Why faults that are due have not happened yet,"""
+        """Why faults that are due have not been injected yet."""
         self._again: dict[Fault, float] = {}
-        """and when to try again."""
+        """When to try them again."""
         self._moved = time.monotonic()
         self._version = -1
 
@@ -69,7 +199,7 @@ class Controller:
         return self._actuators.newcomers
 
     def follow(self) -> None:
-        """Until the run has ended. Raises `Stuck` if it makes no update for too long."""
+        """Follow the run until it ends; raise `Stuck` if it makes no update for too long."""
         try:
             while self._command.status is None:
                 self._look()
@@ -81,24 +211,6 @@ class Controller:
         for fault in self._pending:
             why = self._why.get(fault, f"the run ended at step {self.scene.version:,}")
             self.deeds.append(Deed(fault, skipped=why))
-
-    def settle(self) -> list[int]:
-        """Let those leave who are about to; returns who did not."""
-        commands = [self._command, *self.newcomers]
-        deadline = time.monotonic() + GRACE
-        while left := [pid for command in commands for pid in command.family()]:
-            if time.monotonic() > deadline:
-                return left
-            for command in commands:
-                command.drain()
-                _ = command.status  # reaps it
-            time.sleep(0.02)
-        return []
-
-    def close(self) -> None:
-        self._actuators.close()
-        for command in self.newcomers:
-            command.close()
 
     def _look(self) -> None:
         self._command.drain()
@@ -132,161 +244,43 @@ class Controller:
         self._pending.remove(fault)
 
     def _check(self) -> None:
-        """Whether the run gets on; what is done to it on purpose is no standstill."""
+        """Raise `Stuck` if the run makes no progress. While an effect lasts, that is expected."""
         if self._version != self.scene.version or self._actuators.effects:
             self._version, self._moved = self.scene.version, time.monotonic()
         elif time.monotonic() - self._moved > self._patience:
             raise Stuck(f"no update for {self._patience:g} s after step {self._version:,}")
 
+    def settle(self) -> list[int]:
+        """Wait for all processes to end; return the pids of those that do not."""
+        commands = [self._command, *self.newcomers]
+        deadline = time.monotonic() + GRACE
+        while left := [pid for command in commands for pid in command.family()]:
+            if time.monotonic() > deadline:
+                return left
+            for command in commands:
+                command.drain()
+                _ = command.status  # reaps it
+            time.sleep(0.02)
+        return []
 
-# --- trial ---
-# One run of a job under a plan of faults, or under none.
-
-_START_SECONDS = 120.0
-"""For the coordinator to be there."""
-_TRIAL_LOOK = 0.01
-
-
-@dataclass(slots=True)
-class Trial:
-    """What came of it."""
-
-    plan: Sequence[Fault]
-    seed: int
-    run: str = ""
-    folder: Path | None = None
-    finished: bool = False
-    seconds: float = 0.0
-    summary: dict[str, Any] = field(default_factory=dict)
-    deeds: list[Deed] = field(default_factory=list)
-    epochs: int = 0
-    """Finished, as its ledger says."""
-    problems: list[str] = field(default_factory=list)
-    """Everything that should not be."""
-    exactly_once: bool = False
-    left_behind: list[str] = field(default_factory=list)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = self.summary.get("metrics", {})
-        return found
-
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "seed": self.seed,
-            "plan": "; ".join(map(str, self.plan)),
-            "finished": self.finished,
-            "seconds": round(self.seconds, 1),
-            "steps": self.summary.get("steps"),
-            "metrics": self.metrics,
-            "faults": [deed.as_data() for deed in self.deeds],
-            "exactly_once": self.exactly_once,
-            "left_behind": self.left_behind,
-            "problems": self.problems,
-        }
+    def close(self) -> None:
+        self._actuators.close()
+        for command in self.newcomers:
+            command.close()
 
 
-def attempt(
-    job: Job,
-    arguments: Sequence[str],
-    plan: Callable[[int | None], Sequence[Fault]],
-    *,
-    name: str,
-    seed: int = 0,
-    patience: float,
-) -> Trial:
-    """Run `echelon train` with these arguments, which make `job`, under faults.
-
-    `plan` makes them once it is known how many steps there will be, if that can be known.
-    """
-    trial, store = Trial((), seed), Path(job.track.folder)
-    before, memory, began = set(store.glob(f"{name}-*")), shared_memory(), time.monotonic()
-    with Command(["train", *arguments, f"name={name}", "--json", "--quiet"]) as command:
-        begun = _begun(command, store, name, before)
-        if begun is None:
-            trial.problems.append(f"the run did not start: {command.last_words}")
-            return trial
-        folder, entry = begun
-        steps = Limits.of(job).total_steps(entry["samples"], job.batch_size)
-        trial.run, trial.folder, trial.plan = folder.name, folder, plan(steps)
-        left = _follow(trial, command, folder, patience, steps)
-        trial.seconds = time.monotonic() - began
-        trial.left_behind = [*left, *remains(folder, memory)]
-    _conclude(trial, folder)
-    return trial
-
-
-def _begun(
-    command: Command, store: Path, name: str, before: set[Path]
-) -> tuple[Path, Entry] | None:
-    """The folder of the run that this command began, and the first entry of its journal."""
-    deadline = time.monotonic() + _START_SECONDS
-    while command.status is None and time.monotonic() < deadline:
-        command.drain()
-        for folder in set(store.glob(f"{name}-*")) - before:
-            entries = Tail(folder / JOURNAL).read()
-            pids = {entry["pid"] for entry in entries if entry["kind"] == "coordinator"}
-            if pids & set(command.family()):
-                return folder, entries[0]
-        time.sleep(_TRIAL_LOOK)
-    return None
-
-
-def _follow(
-    trial: Trial, command: Command, folder: Path, patience: float, steps: int | None
-) -> list[str]:
-    """Returns which processes it left behind."""
-    controller = Controller(
-        command, folder, trial.plan, seed=trial.seed, patience=patience, steps=steps
-    )
-    try:
-        controller.follow()
-        left = controller.settle()
-    except Stuck as error:
-        trial.problems.append(f"the run did not finish: {error} ({command.last_words})")
-        left = []
-    finally:
-        controller.close()
-    trial.deeds = controller.deeds
-    for deed in trial.deeds:
-        measure(deed, controller.scene, trial.deeds)
-    trial.finished = command.status == 0
-    if command.status not in (0, None):
-        trial.problems.append(f"the run failed: {command.last_words}")
-    elif trial.finished:
-        trial.summary = json.loads(command.output.splitlines()[-1])
-    return [f"process {pid}" for pid in left]
-
-
-def _conclude(trial: Trial, folder: Path) -> None:
-    """The ledger's verdict, and all that is wrong."""
-    try:
-        proof = audit(folder, checkpoint=True)
-    except EchelonError as error:
-        trial.problems.append(str(error))
-        return
-    trial.exactly_once = not proof.problems
-    trial.epochs = sum(epoch.finished for epoch in proof.epochs)
-    trial.problems += [f"not exactly once: {problem}" for problem in proof.problems]
-    trial.problems += [f"left behind: {what}" for what in trial.left_behind]
-    trial.problems += [deed.problem for deed in trial.deeds if deed.problem]
-
-
-# --- remains ---
-# What a run may not leave behind.
-
-_MEMORY = Path("/dev/shm")
+class Stuck(Exception):
+    """The run makes no progress."""
 
 
 def shared_memory() -> set[str]:
-    """Named memory of Echelon, of whatever run. (What has no name goes with its processes.)"""
+    """Return the named shared memory of all Echelon runs. (The kernel frees unnamed memory.)"""
     entries = _MEMORY.iterdir() if _MEMORY.is_dir() else ()
     return {entry.name for entry in entries if "echelon" in entry.name}
 
 
 def remains(folder: Path, before: set[str]) -> list[str]:
-    """Of the run in `folder`, whose processes have ended."""
+    """Return what the ended run in `folder` left behind: memory that is not in `before`, files."""
     found = [f"shared memory {name}" for name in sorted(shared_memory() - before)]
     files = [folder / JOIN, *(folder / CHECKPOINTS).glob(".*")]
     return found + [f"file {file}" for file in files if file.exists()]

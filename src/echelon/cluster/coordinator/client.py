@@ -1,4 +1,12 @@
-"""CoordinatorClient."""
+"""A member's side of the coordinator: what the rest of a worker calls.
+
+    training thread ── report, lease, arrive, leave ──▶ Liaison ──▶ Backlog ──▶ Conversation
+        ▲                                                                       (thread) ◀─▶ TCP
+        └── waits for a change of ── Standing ◀──────── messages ────────────────────┘
+
+`Liaison` is the interface. `Standing` is what this member knows from the coordinator's messages:
+its id, its generation, the last journaled version. The connection below is in `session.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +22,20 @@ from echelon.cluster.coordinator.session import Backlog, Call, Conversation, Ite
 from echelon.core.errors import PeerError
 from echelon.core.types import Lease
 
-# --- liaison ---
-# A member's side of its conversation with the coordinator.
-
 _LEAVE = 10.0
-"""Seconds to be heard in when leaving."""
+"""Seconds for the coordinator to acknowledge a leave."""
+_LOOK = 0.25
+"""Seconds between two checks of a wait's deadline."""
 
 
 class Liaison:
-    """Gives signs of life, brings orders, and keeps what was reported until it is on record.
+    """A client of the coordinator, for one member.
 
-    Its thread calls back: `regroup(why, urgent)` when the generation is to be left, `notice(text)`
-    with something for people to read, `ended(why)` once, when the run is over or the coordinator
-    could not be reached for `deadline` seconds. A connection that breaks is made anew meanwhile,
-    and training goes on undisturbed. To be made in the process that it speaks for.
+    It sends heartbeats, takes orders, and keeps reports until they are journaled. Its thread calls
+    `regroup(why, urgent)` when the member has to leave its generation, `notice(text)` with a
+    message for people, and `ended(why)` once, when the run is over or the coordinator could not be
+    reached for `deadline` seconds. A broken connection is replaced meanwhile, and training
+    continues. Create it in the member's own process, not before a fork.
     """
 
     def __init__(
@@ -50,36 +58,35 @@ class Liaison:
 
     @property
     def member(self) -> int:
-        """This member's id; another one after it was expelled, -1 while it is between the two."""
+        """This member's id. It changes if the member is expelled, and is -1 until it is let in."""
         member = self._standing.member
         return -1 if member is None else member
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """What whoever started the run wants its members to know."""
+        """The run's settings as its starter gave them to the coordinator."""
         return self._standing.run
 
     @property
-    def pace(self) -> float | None:
-        """Seconds per sample, as told with every beat."""
-        return self._standing.pace
+    def leads(self) -> bool:
+        return self._standing.leads
 
-    @pace.setter
-    def pace(self, seconds: float | None) -> None:
-        self._standing.pace = seconds
+    @property
+    def is_heard(self) -> bool:
+        """Whether reports may still reach the journal."""
+        return self._standing.end is None
 
-    def pulse(self, step: int, doing: str) -> None:
-        """Where this member is; told with the next beat."""
-        standing = self._standing
-        standing.step = step
-        standing.doing = doing
+    @property
+    def recorded(self) -> int | None:
+        """The last version known to be journaled; None for a member that does not lead."""
+        return self._standing.recorded if self._standing.leads else None
 
     def arrive(
         self, generation: int, progress: Sequence[int], why: str, suspect: int | None = None
     ) -> Generation:
         """Leave `generation` (0: a newcomer) and wait for the next one with this member in it.
 
-        A member that was expelled arrives as a newcomer, whatever it says.
+        `suspect` is the id of a member to blame. A member that was expelled arrives as a newcomer.
         """
         standing = self._standing
         with standing.turn:
@@ -96,10 +103,10 @@ class Liaison:
             return standing.formed
 
     def report(self, records: Sequence[Sequence[int]]) -> None:
-        """Updates that were made: (epoch, start, stop, first, last) each, in order.
+        """Report updates in order, each as (epoch, start, stop, first, last).
 
-        Every member reports. The leader's are sent; the others' when they leave their generation,
-        in case the leader is lost.
+        Every member reports. The leader's reports are sent at once; those of the others when they
+        leave their generation, in case the leader is lost.
         """
         standing = self._standing
         if standing.generation and records:
@@ -107,40 +114,22 @@ class Liaison:
             if standing.leads:
                 self._talk.wake()
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether what is reported may still come to be on record."""
-        return self._standing.end is None
-
-    @property
-    def leads(self) -> bool:
-        return self._standing.leads
-
-    @property
-    def recorded(self) -> int | None:
-        """The last version known to be on record; None for one that does not lead."""
-        return self._standing.recorded if self._standing.leads else None
-
-    def shares(self, version: int, shares: Sequence[float]) -> None:
-        """From this version on batches are split like that; only the leader's word counts."""
-        if self._standing.leads:
-            generation, values = self._standing.generation, [float(share) for share in shares]
-            self._post("shares", generation=generation, version=version, shares=values)
-
-    def told(self, text: str) -> None:
-        """Something for the journal."""
-        self._post("told", text=one_line(text))
-
     def rolled_back(self, version: int, why: str) -> None:
-        """All go on from this version: every member says so, the leader's word is sent."""
+        """Record that all continue from `version`. Every member calls it; the leader's is sent."""
         self._standing.recorded = version
         if self._standing.leads:
             self._post("rolled_back", version=version, why=one_line(why))
         else:
             self._backlog.forget_records()
 
+    def shares(self, version: int, shares: Sequence[float]) -> None:
+        """Record how batches are divided from this version on. Only the leader's call counts."""
+        if self._standing.leads:
+            generation, values = self._standing.generation, [float(share) for share in shares]
+            self._post("shares", generation=generation, version=version, shares=values)
+
     def open_ledger(self, version: int, ledger: Mapping[str, Any]) -> None:
-        """Say what is consumed; all leases are void when this returns. Only the leader's word
+        """Publish what is consumed; all leases are void when this returns. Only the leader's call
         counts."""
         if not self._standing.leads:
             return
@@ -151,11 +140,11 @@ class Liaison:
     def lease(
         self, epoch: int, wanted: int, unit: int = 1, used: Sequence[tuple[int, int]] = ()
     ) -> tuple[list[Lease], int]:
-        """Hold about `wanted` samples of an epoch in all, more if this member is fast.
+        """Lease until this member holds about `wanted` samples of an epoch, more if it is fast.
 
-        Returns everything held, what was before too, and how many samples of the epoch are not
-        committed: while there are any, others may still give theirs back. `used`: what this member
-        held and is done with; what is handed out is a multiple of `unit`.
+        Return all ranges it holds now, and how many samples of the epoch are not done. While there
+        are any, leases of lost members may become free again. `used` are ranges that this member
+        held and has finished; the new ranges add up to a multiple of `unit`.
         """
         standing = self._standing
         done = [list(pair) for pair in used]
@@ -164,27 +153,22 @@ class Liaison:
             standing.wait_for(lambda: self._answered(item), self._deadline)
             answer = standing.answers.pop(item.seq or 0, None)
         if answer is None:
-            return [], 1  # expelled meanwhile: this member holds nothing
+            return [], 1  # expelled meanwhile: this member holds nothing, and the epoch goes on
         return [Lease(epoch, start, stop) for start, stop in answer["ranges"]], answer["left"]
 
-    def commit(self, lease: Lease, version: int) -> None:
-        """The update to `version` consumed this lease, or a part of one."""
-        epoch, start, stop = lease
-        self._post("commit", epoch=epoch, start=start, stop=stop, version=version)
-
-    def give_back(self, lease: Lease) -> None:
-        epoch, start, stop = lease
-        self._post("give_back", epoch=epoch, start=start, stop=stop)
+    def _answered(self, item: Item) -> bool:
+        return item.seq in self._standing.answers or not self._backlog.holds(item)
 
     def leave(self, why: str, fatal: bool = False, over: bool = False) -> None:
-        """End for good, once all that was reported is on record.
+        """Leave the run, once all reports are journaled. The others continue, unless:
 
-        `fatal`: the run ends for all, with this as its reason. `over`: training is over for all,
-        `why` is its status, and whoever leaves is not missed. Otherwise the others go on without.
+        `fatal`: the run ends for all, with `why` as the reason. `over`: training is over for all,
+        with `why` as the status, and members that leave from now on are not missed.
         """
         standing = self._standing
         with standing.turn:
-            fatal = fatal and standing.ending is None  # or it follows from what ended the run
+            # After the run has ended, an error is probably a consequence of that.
+            fatal = fatal and standing.ending is None
             if standing.end is None and standing.last is None:
                 item = Item("leave", {"why": one_line(why), "fatal": fatal, "over": over})
                 standing.last = self._backlog.put(item)
@@ -197,14 +181,26 @@ class Liaison:
         self._talk.stop()
 
     def close(self) -> None:
-        """End the thread and the connection; without a `leave` this member counts as lost."""
+        """End the thread and the connection. Without a `leave` before, this member is lost."""
         with self._standing.turn:
             self._standing.end = self._standing.end or "this member has closed its liaison"
             self._standing.turn.notify_all()
         self._talk.close()
 
-    def _answered(self, item: Item) -> bool:
-        return item.seq in self._standing.answers or not self._backlog.holds(item)
+    def pulse(self, step: int, doing: str) -> None:
+        """Set the step and the activity that the next heartbeat carries."""
+        standing = self._standing
+        standing.step = step
+        standing.doing = doing
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per sample, sent with every heartbeat."""
+        return self._standing.pace
+
+    @pace.setter
+    def pace(self, seconds: float | None) -> None:
+        self._standing.pace = seconds
 
     def _post(self, kind: str, **fields: Any) -> Item:
         item = self._backlog.put(Item(kind, fields))
@@ -212,14 +208,55 @@ class Liaison:
         return item
 
 
-# --- standing ---
-# What a member knows of its place in the run, from what the coordinator says.
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a member says about itself in its hello."""
 
-_LOOK = 0.25
+    number: int | None
+    """Its place among the members started together; None for a member that joins."""
+    name: str
+    host: str
+    """Equal for two processes if and only if each can see the other's pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A fixed set of members, and this member's place (`index`) among them."""
+
+    number: int
+    index: int
+    members: tuple[Fellow, ...]
+    store: tuple[str, int]
+    """Host and port of the store where its members exchange their addresses."""
+    name: str
+    """Prefix of this generation's keys in that store; unique."""
+    source: int | None
+    """Index of the member that brings those behind up to date; None if no member is behind."""
+    behind: tuple[int, ...]
+    recorded: int
+    """The last journaled version."""
+    anew: bool = False
+    """Whether no member has the run's state, so that the source has to read a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fellow:
+    """A member of a generation, possibly this one."""
+
+    id: int
+    host: str
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"member {self.id} (pid {self.pid} on {self.host.partition('/')[0]})"
 
 
 class Standing:
-    """Kept up to date by the liaison's thread; others wait for it to change."""
+    """What a member knows about itself and the run from the coordinator's messages.
+
+    The client's thread updates it (`heard`); other threads wait for a change (`wait_for`).
+    """
 
     def __init__(
         self,
@@ -233,22 +270,23 @@ class Standing:
         self.run: Mapping[str, Any] = {}
         self.generation = 0
         self.recorded = 0
-        """The last version on record that this member has heard of."""
+        """The last journaled version that this member knows of."""
         self.index: int | None = None
         self.arrival: dict[str, Any] | None = None
+        """The `arrived` message to send while this member waits for a generation."""
         self.formed: Generation | None = None
         self.last: Item | None = None
         """The leave that is under way."""
         self.end: str | None = None
-        """Why there is nobody to talk to any more."""
+        """Why the coordinator cannot be reached any more."""
         self.ending: str | None = None
-        """Why the run is over; the coordinator may still hear what is to be told."""
+        """Why the run is over. The coordinator may still accept reports, unless `end` is set."""
         self.turn = Condition()
         self.step: int | None = None
         self.doing = ""
         self.pace: float | None = None
         self.answers: dict[int, Message] = {}
-        """To leases, by number."""
+        """Answers to lease requests, by sequence number."""
         self.stop: Callable[[], None] = lambda: None
         self._number = about.number
         self._about, self._backlog = about, backlog
@@ -276,7 +314,8 @@ class Standing:
         return self.leads or self.last is not None
 
     def wait_for(self, what: Callable[[], bool], deadline: float) -> None:
-        """Until it is so. Raises if it cannot be any more, or if nobody says a word for so long."""
+        """Wait until `what` is true; hold `turn`. Raise `PeerError` when the run has ended, or when
+        no message has come for `deadline` seconds."""
         self._word = time.monotonic()
         while not what():
             if (why := self.ending or self.end) is not None:
@@ -291,7 +330,7 @@ class Standing:
         return {"step": self.step, "doing": doing, "pace": self.pace, "cpu": cpu}
 
     def introduce(self, call: Call) -> None:
-        """Say hello as the one we are, or anew if we were given up."""
+        """Say hello under this member's id, or as a newcomer if it was expelled."""
         call.send(
             "hello",
             role="trainer",
@@ -308,39 +347,14 @@ class Standing:
             raise RunOver(answer["why"])
         if answer["kind"] == "expelled":
             self._expelled(answer["why"])
-            raise ConnectionResetError("expelled")  # the next one is made as a newcomer
+            raise ConnectionResetError("expelled")  # the next connection is made as a newcomer
         self.member, self.run = answer["member"], answer["run"]
 
     def heard(self, message: Message) -> None:
         self._word = time.monotonic()
         handler = self._handlers.get(message["kind"])
-        if handler is not None:  # or it is of a later version, and nothing that was awaited
+        if handler is not None:  # else a frame of a later version of the protocol: ignore it
             handler(message)
-
-    def over(self, why: str) -> None:
-        """The run is, or nobody can be reached who would know."""
-        with self.turn:
-            self.end = why
-            self.turn.notify_all()
-        self.stop()
-        self._ends(why)
-
-    def _is_over(self, message: Message) -> None:
-        """The coordinator says so, whether it will listen until we leave, and to whom would have
-        come to lead, how far the record goes."""
-        if message.get("recorded") is not None:
-            self.index, self.recorded = 0, message["recorded"]
-        if message.get("hears"):
-            self._ends(message["why"])
-        else:
-            self.over(message["why"])
-
-    def _ends(self, why: str) -> None:
-        with self.turn:
-            first, self.ending = self.ending is None, self.ending or why
-            self.turn.notify_all()
-        if first and self.last is None:
-            self._ended(why)
 
     def _ordered(self, message: Message) -> None:
         if message["generation"] > self.generation and self.arrival is None:
@@ -349,7 +363,7 @@ class Standing:
     def _is_formed(self, message: Message) -> None:
         formed = read_generation(message)
         if formed.number <= self.generation:
-            return  # told again, in case it was not heard
+            return  # repeated by the coordinator, in case it was lost
         self._backlog.on_record(formed.recorded)
         with self.turn:
             self.generation, self.index = formed.number, formed.index
@@ -358,7 +372,7 @@ class Standing:
             self.turn.notify_all()
 
     def _waits(self, message: Message) -> None:
-        """It is said every second, so that we know it is still so."""
+        """Show why no generation is formed yet, once; the coordinator repeats it every second."""
         if message["tell"] and message["why"] != self._waiting:
             self._waiting = message["why"]
             self._notice(self._waiting)
@@ -381,14 +395,14 @@ class Standing:
             self.turn.notify_all()
 
     def _refused(self, message: Message) -> None:
-        """One request of ours, or all of us: then there is no use in trying again."""
+        """Handle the refusal of one request (with `seq`), or of this member for good."""
         if message.get("seq") is None:
             self.over(f"the coordinator refused us: {message['why']}")
         else:
             self._notice(message["why"])
 
     def _expelled(self, why: str) -> None:
-        if self.last is not None:  # it was heard before its acknowledgement was lost
+        if self.last is not None:  # the leave was handled, only its acknowledgment was lost
             self._backlog.clear()
             with self.turn:
                 self.turn.notify_all()
@@ -405,53 +419,34 @@ class Standing:
         if not awaited:
             self._regroup(f"expelled: {why}", True)
 
-
-# --- generation ---
-# What members and coordinator tell each other of themselves, on the member's side.
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """A member as it introduces itself."""
-
-    number: int | None
-    """Its place among those started together; None for one that joins."""
-    name: str
-    host: str
-    """The same for two processes if and only if one finds the other's pid."""
+    def _is_over(self, message: Message) -> None:
+        """Handle the end of the run.
 
 
-@dataclass(frozen=True, slots=True)
-class Fellow:
-    """Another member, or oneself."""
+        `hears`: it accepts reports until this member leaves. `recorded`: this member would have led
+        the next generation, and this is the last journaled version.
+        """
+        if message.get("recorded") is not None:
+            self.index, self.recorded = 0, message["recorded"]
+        if message.get("hears"):
+            self._ends(message["why"])
+        else:
+            self.over(message["why"])
 
-    id: int
-    host: str
-    pid: int
-    name: str
+    def over(self, why: str) -> None:
+        """End: the run is over, or the coordinator cannot be reached."""
+        with self.turn:
+            self.end = why
+            self.turn.notify_all()
+        self.stop()
+        self._ends(why)
 
-    def __str__(self) -> str:
-        return f"member {self.id} (pid {self.pid} on {self.host.partition('/')[0]})"
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A fixed set of members, and one's own place among them."""
-
-    number: int
-    index: int
-    members: tuple[Fellow, ...]
-    store: tuple[str, int]
-    """Host and port of where its members meet."""
-    name: str
-    """Under which they meet there: no other generation has it."""
-    source: int | None
-    """The index of the one who heals those behind; None if nobody has to be healed."""
-    behind: tuple[int, ...]
-    recorded: int
-    """The last version on record."""
-    anew: bool = False
-    """Whether nobody has the run's state, and the source has to read a checkpoint."""
+    def _ends(self, why: str) -> None:
+        with self.turn:
+            first, self.ending = self.ending is None, self.ending or why
+            self.turn.notify_all()
+        if first and self.last is None:
+            self._ended(why)
 
 
 def read_generation(message: Message) -> Generation:

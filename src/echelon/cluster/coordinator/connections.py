@@ -1,4 +1,10 @@
-"""Non-blocking connections."""
+"""The coordinator's connections: accepted, read, written to and closed without ever blocking.
+
+`Switchboard` handles all connections and passes messages to the server (`Listener`). `Line` is one
+of them, with bounded buffers. A connection goes through these stages:
+
+    CHALLENGED ── proof ──▶ PROVEN ── hello ──▶ MEMBER or SUPERVISOR ── last word ──▶ LEAVING
+"""
 
 from __future__ import annotations
 
@@ -28,34 +34,24 @@ from echelon.comm.channel.sockets import is_here
 from echelon.comm.channel.stream import TAG
 from echelon.core.format import warn
 
-# --- switchboard ---
-# The coordinator's connections: accepted, read, written to and closed, never waited for.
-
 GREETING = 2.0
-"""Seconds to show the key and say hello in."""
+"""Seconds from accepting a connection to its hello."""
 _GOODBYE = 1.0
+"""Seconds to send a last frame and to see the other side close."""
 _ACCEPTED = 32
-"""At a time: those who are in already are served between."""
+"""Connections accepted in a row, so that existing ones are served in between."""
 _REMEMBERED = 1000
+"""Messages that are remembered in order to log each only once."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Listener(Protocol):
-    """Whom frames and ends are told to."""
-
-    def take(self, now: float, line: Line, message: Message) -> None: ...
-
-    def read_up(self, now: float) -> None:
-        """Everything that has come from a connection for now was told."""
-        ...
-
-    def hung_up(self, now: float, line: Line) -> None:
-        """This connection is over; its member may have a newer one."""
-        ...
+CHUNK = 1 << 16
+UNSENT = 8 * LIMIT
+"""Bytes that a member may leave unread before its connection is closed."""
+_PARTS = 64
+"""Buffers per `sendmsg`."""
 
 
 class Switchboard:
-    """Everything that has to do with a connection as such."""
+    """All connections of the coordinator."""
 
     def __init__(
         self, socket_: socket.socket, selector: selectors.BaseSelector, listener: Listener
@@ -63,7 +59,7 @@ class Switchboard:
         socket_.setblocking(False)
         self.lines: set[Line] = set()
         self._passing: set[Line] = set()
-        """Those on their way in or out: they have little time."""
+        """Connections on their way in or out, which have little time."""
         self._socket, self._selector, self._listener = socket_, selector, listener
         self._accepts = False
         self._said: set[tuple[str, str]] = set()
@@ -78,63 +74,6 @@ class Switchboard:
                     self.close(now, line)
             elif now - line.since > GREETING:
                 self.refuse(now, line, f"no hello within {GREETING:g} s", again=True)
-
-    def settled(self, line: Line) -> None:
-        """It has said hello."""
-        self._passing.discard(line)
-
-    def push(self, now: float, line: Line) -> None:
-        """Send what the kernel takes, and come back for the rest."""
-        try:
-            line.flush()
-        except OSError:
-            self.close(now, line)
-            return
-        if line.is_clogged:
-            self.say_once(line.address, "a connection was dropped: it does not read")
-            self.close(now, line)
-        elif line.has_unsent != line.watches_writing:
-            line.watches_writing = line.has_unsent
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_unsent else 0)
-            self._selector.modify(line.socket, events, lambda seen: self._ready(line, seen))
-        if line.stage is Stage.LEAVING and not line.has_unsent:
-            line.say_goodbye()
-
-    def refuse(self, now: float, line: Line, why: str, *, again: bool = False) -> None:
-        """What is not as agreed ends its connection, and nothing else; it may try `again`."""
-        who = f"member {line.member.id} at {line.address}" if line.member else line.address
-        self.say_once(who, f"a connection was refused: {why}")
-        self.send_off(now, line, "refused", why=why, again=again)
-
-    def send_off(self, now: float, line: Line, kind: str, **fields: Any) -> None:
-        """A last word, and the end."""
-        self._listener.hung_up(now, line)
-        line.put(encode(kind, **fields))
-        self.leave(now, line)
-
-    def leave(self, now: float, line: Line) -> None:
-        """End it once all is sent."""
-        line.leave(now)
-        self._passing.add(line)
-        self.push(now, line)
-
-    def close(self, now: float, line: Line) -> None:
-        if line in self.lines:
-            self.lines.discard(line)
-            self._passing.discard(line)
-            self._selector.unregister(line.socket)
-            line.close()
-            self._listener.hung_up(now, line)
-
-    def close_all(self) -> None:
-        for line in self.lines:
-            line.close()
-        self.lines.clear()
-
-    def say_once(self, who: str, what: str) -> None:
-        if (who, what) not in self._said and len(self._said) < _REMEMBERED:
-            self._said.add((who, what))
-            warn(f"coordinator: {who}: {what}")
 
     def _accept(self, _events: int) -> None:
         for _ in range(_ACCEPTED):
@@ -156,12 +95,16 @@ class Switchboard:
         self.push(line.since, line)
 
     def _exhausted(self, error: OSError) -> None:
-        """No descriptors are left: those who are in come first, the next tick tries again."""
+        """Stop accepting while no descriptors are left; the next tick tries again."""
         if error.errno not in _EXHAUSTED:
             raise error
         self.say_once("this host", f"a connection could not be accepted: {error.strerror}")
         self._selector.unregister(self._socket)
         self._accepts = False
+
+    def settled(self, line: Line) -> None:
+        """Note that a connection has said hello: its time limit ends."""
+        self._passing.discard(line)
 
     def _ready(self, line: Line, events: int) -> None:
         now = time.monotonic()
@@ -189,45 +132,94 @@ class Switchboard:
                     return
         except Tampered as error:
             self.say_once(line.address, f"a connection was dropped: {error}")
-            self.close(now, line)  # its member makes another one
+            self.close(now, line)  # its member connects again
         except BadFrame as error:
             self.refuse(now, line, str(error))
 
+    def push(self, now: float, line: Line) -> None:
+        """Send what the kernel accepts; the rest when the socket is writable again."""
+        try:
+            line.flush()
+        except OSError:
+            self.close(now, line)
+            return
+        if line.is_clogged:
+            self.say_once(line.address, "a connection was dropped: it does not read")
+            self.close(now, line)
+        elif line.has_unsent != line.watches_writing:
+            line.watches_writing = line.has_unsent
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_unsent else 0)
+            self._selector.modify(line.socket, events, lambda seen: self._ready(line, seen))
+        if line.stage is Stage.LEAVING and not line.has_unsent:
+            line.say_goodbye()
 
-# --- line ---
-# One connection as the coordinator holds it: bounded buffers, and never a wait.
+    def refuse(self, now: float, line: Line, why: str, *, again: bool = False) -> None:
+        """End one connection with a reason. `again`: the other side may try again."""
+        who = f"member {line.member.id} at {line.address}" if line.member else line.address
+        self.say_once(who, f"a connection was refused: {why}")
+        self.send_off(now, line, "refused", why=why, again=again)
 
-CHUNK = 1 << 16
-UNSENT = 8 * LIMIT
-"""Bytes that a member may leave unread before it is dropped."""
-_PARTS = 64
+    def send_off(self, now: float, line: Line, kind: str, **fields: Any) -> None:
+        """Send a last frame, and end the connection."""
+        self._listener.hung_up(now, line)
+        line.put(encode(kind, **fields))
+        self.leave(now, line)
+
+    def leave(self, now: float, line: Line) -> None:
+        """End the connection once all is sent."""
+        line.leave(now)
+        self._passing.add(line)
+        self.push(now, line)
+
+    def close(self, now: float, line: Line) -> None:
+        if line in self.lines:
+            self.lines.discard(line)
+            self._passing.discard(line)
+            self._selector.unregister(line.socket)
+            line.close()
+            self._listener.hung_up(now, line)
+
+    def close_all(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.lines.clear()
+
+    def say_once(self, who: str, what: str) -> None:
+        if (who, what) not in self._said and len(self._said) < _REMEMBERED:
+            self._said.add((who, what))
+            warn(f"coordinator: {who}: {what}")
 
 
-class Stage(Enum):
-    """How far a connection has come."""
+class Listener(Protocol):
+    """Receives what happens on the connections; implemented by the server."""
 
-    CHALLENGED = "challenged"
-    PROVEN = "proven"
-    MEMBER = "member"
-    SUPERVISOR = "supervisor"
-    LEAVING = "leaving"
-    """What is left is sent; what still comes is thrown away."""
+    def take(self, now: float, line: Line, message: Message) -> None:
+        """Handle a message."""
+        ...
+
+    def read_up(self, now: float) -> None:
+        """Act on the messages: all that arrived on a connection at once were passed to `take`."""
+        ...
+
+    def hung_up(self, now: float, line: Line) -> None:
+        """Note that a connection has ended; its member may have a newer one."""
+        ...
 
 
 class Line:
-    """Sends when it can; says when it has to be asked again."""
+    """One connection: its stage, its member, and the frames that are not sent yet."""
 
     def __init__(self, connection: socket.socket, address: str, now: float) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.address, self.since = connection, address, now
-        """`since`: when its stage began."""
+        """`since`: when it was accepted, or began to leave."""
         self.stage = Stage.CHALLENGED
         self.member: Member | None = None
         self.watches_writing = False
         self.nonce = fresh_nonce()
         self.sealed = not is_here(address)
-        """Whether what is said leaves this host."""
+        """Whether this connection leaves this host, so that frames have to be encrypted."""
         self._seal: Seal | None = None
         self.decoder = Decoder(SHORT)
         self._unsent: deque[memoryview] = deque()
@@ -243,27 +235,27 @@ class Line:
         return self._waiting > UNSENT
 
     def proven(self, seal: Seal | None) -> None:
-        """From here on, with this encryption."""
+        """Enter the stage PROVEN; all further frames are encrypted with `seal`, if there is one."""
         self.stage, self.decoder.limit = Stage.PROVEN, LIMIT
         if seal is not None:
             self._seal, self.decoder.opened = seal, seal.opened
             self.decoder.limit += TAG
 
     def put(self, *parts: bytes) -> None:
-        """One frame."""
+        """Queue one frame, given in parts."""
         for part in parts if self._seal is None else [self._seal.closed(parts)]:
             self._unsent.append(memoryview(part))
             self._waiting += len(part)
 
     def receive(self) -> bytes | None:
-        """What has come: nothing at the end, None if there is no more for now."""
+        """Return the available bytes: empty at the end, None if there are none at present."""
         try:
             return self.socket.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
             return None
 
     def flush(self) -> None:
-        """Send what the kernel takes."""
+        """Send what the kernel accepts."""
         while self._unsent:
             try:
                 if len(self._unsent) == 1:
@@ -287,11 +279,22 @@ class Line:
         self.stage, self.since, self.member = Stage.LEAVING, now, None
 
     def say_goodbye(self) -> None:
-        """The other side reads to the end; closing at once might take back what is under way."""
+        """Shut down the sending half. Closing at once could discard what the other side has not
+        read yet."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
-        except OSError:  # the other side was quicker
+        except OSError:  # the other side has closed already
             return
 
     def close(self) -> None:
         self.socket.close()
+
+
+class Stage(Enum):
+    """How far a connection has come. LEAVING: send what is left, and ignore what arrives."""
+
+    CHALLENGED = "challenged"
+    PROVEN = "proven"
+    MEMBER = "member"
+    SUPERVISOR = "supervisor"
+    LEAVING = "leaving"

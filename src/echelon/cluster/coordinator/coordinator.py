@@ -1,9 +1,18 @@
-"""Coordinator, without sockets (sans-IO); stall detection.
+"""The coordinator without sockets, files or clock: what follows from each event.
 
-The coordinator without its sockets: what follows from each thing that is heard or noticed.
+Frames and the time come in as arguments; what to journal, send and close goes out through
+`Outbox`. The server calls
 
-Nothing here waits, reads a clock or touches a file; the time is passed in and everything to be
-written or sent goes to the outbox.
+    hello         a member connects, for the first time or again
+    take          a checked frame of a member
+    disconnected  a member's connection is gone
+    died          a member's process has ended
+    gone          a supervisor reports the end of one of its processes
+    tick          time has passed: look for silent or late members, and for stalls
+
+and carries out the outbox after each call. `Desk` holds the state in parts: `Roster` and `Liveness`
+(who is there), `Generations` (who trains together), `Versions` (what is journaled), `Leases` (who
+holds what). `Entrance` decides who is let in, and `Stalls` reports who holds up the others.
 """
 
 from __future__ import annotations
@@ -14,23 +23,26 @@ from collections.abc import Sequence
 
 from echelon.cluster.coordinator.effects import STALL, STALL_STEPS, STALL_UNKNOWN, Outbox, Settings
 from echelon.cluster.coordinator.generations import Generations, Phase
-from echelon.cluster.coordinator.leases import Leases, LedgerDesk, MissingRecords, Versions
+from echelon.cluster.coordinator.leases import Leases, LedgerDesk
 from echelon.cluster.coordinator.membership import Liveness, Look, Loss, Member, Roster
 from echelon.cluster.coordinator.protocol import BadFrame, Message
+from echelon.cluster.coordinator.versions import MissingRecords, Versions
 from echelon.core.types import Lease
 
-# --- desk ---
-
 _ASLEEP = 1.0
-"""Seconds between two ticks from which on it was the coordinator that did not run."""
+"""Seconds between two ticks after which the coordinator itself must have been stopped."""
 _BACK = 30.0
-"""Seconds in which one that was given up, and may live, can be expected back."""
+"""Seconds for which a member that was given up, but may be alive, is expected to come back."""
 _ACKS = 1.0
-"""Seconds between two words to everybody about what is on record."""
+"""Seconds between two announcements of the last journaled version to all members."""
+_SLOW = 1.5
+"""From this multiple of the others' median seconds per sample on, a member is called slow."""
+_STALE = 1.0
+"""Seconds without a heartbeat from which on a member stands out among others at the same step."""
 
 
 class Desk:
-    """All that a coordinator knows."""
+    """The whole state of a coordinator, and what it does on each event."""
 
     def __init__(
         self, settings: Settings, store: tuple[str, int], here: str, look: Look, now: float
@@ -47,9 +59,9 @@ class Desk:
         self.liveness = Liveness(self.roster, look)
         self._look = look
         self._stalls = Stalls(self.versions, self.outbox)
-        self._ledger = LedgerDesk(self.leases, self.versions, self.roster, self.outbox)
+        self._ledger = LedgerDesk(self.leases, self.roster, self.outbox)
         self._given_up: list[tuple[float, Member]] = []
-        """Who was, and when, though it may live."""
+        """Members that were given up although they may be alive, with the time."""
         self._ticked = self._acked = now
         self._last_ack = 0
         self._handlers = {
@@ -57,34 +69,14 @@ class Desk:
             "arrived": self._arrived,
             "commits": self._commits,
             "shares": self._shares,
-            "told": self._told,
             "rolled_back": self._rolled_back,
             "leave": self._leave,
             "ledger": self._ledger.open,
             "lease": self._ledger.lease,
-            "commit": self._ledger.commit,
-            "give_back": self._ledger.give_back,
         }
 
-    @property
-    def is_done(self) -> bool:
-        """The run has ended and nobody is left."""
-        return self.generations.phase is Phase.ENDED and not len(self.roster)
-
-    def may_return(self, now: float) -> bool:
-        """Whether somebody who was given up lives, as far as can be seen, and may yet wake up."""
-        recent = (member for since, member in self._given_up if now - since < _BACK)
-        here = self.entrance.here
-        return any(member.host != here or self._look(member.pid) for member in recent)
-
-    def gave_up(self, now: float, member: Member, how: str) -> None:
-        """Remember one that is lost to us, and perhaps not to the world."""
-        if how in ("frozen", "silent"):
-            kept = [(since, one) for since, one in self._given_up if now - since < _BACK]
-            self._given_up = [*kept, (now, member)]
-
     def hello(self, now: float, message: Message) -> Member:
-        """A trainer comes in, or comes back."""
+        """Welcome a member that connects for the first time or again; raise `Refusal` if not."""
         member = self.entrance.let_in(now, message)
         number = self.generations.number
         run = dict(self.settings.run)
@@ -93,92 +85,22 @@ class Desk:
         return member
 
     def take(self, now: float, member: Member, message: Message) -> None:
-        """Deal with a frame that was checked."""
+        """Handle a checked frame. Frames with a `seq` that was handled before are only answered.
+
+        A repeated `lease` is handled again, because its answer is the acknowledgment.
+        """
         kind, seq = message["kind"], message.get("seq")
         handler = self._handlers.get(kind)
         if handler is None:
             raise BadFrame(f"a frame {kind!r} is not for trainers to send at this point")
         if seq is None or seq > member.seq or kind == "lease":
             handler(now, member, message)
-        if self.roster.get(member.id) is member:  # or it has just left
+        if self.roster.get(member.id) is member:  # else the frame made it leave
             self.roster.heard(member, now)
         if seq is not None:
             member.seq = max(seq, member.seq)
             if kind != "lease":
                 self.outbox.send(member.id, "ack", version=self.versions.recorded, seq=seq)
-
-    def disconnected(self, now: float, member: Member) -> None:
-        """Its connection is gone; it may come back, unless it cannot."""
-        if self.roster.get(member.id) is not member:
-            return
-        if self.generations.phase is Phase.ENDED:
-            self.roster.remove(member, self.generations.ending)
-        elif member.local and self._look(member.pid) is None:
-            self.died(now, member)
-        else:
-            member.away = now
-
-    def died(self, now: float, member: Member, why: str = "its process has ended") -> None:
-        self._lose(now, Loss(member, "killed", why))
-
-    def gone(self, now: float, pid: int, status: int) -> None:
-        """A supervisor's child has ended."""
-        member = self.roster.with_pid(pid)
-        if member is not None:
-            how = "killed" if status < 0 else "error"
-            self._lose(now, Loss(member, how, f"its process {ending(status)}"))
-        elif self.entrance.never_seen(pid):
-            self.generations.never_came(now)
-
-    def tick(self, now: float) -> None:
-        """Let everything take effect that is due by now; to be called several times a second."""
-        if now - self._ticked > _ASLEEP:
-            self._forgive(now, now - self._ticked)
-        self._ticked = now
-        for loss in self.liveness.losses(now):
-            self._lose(now, loss)
-        for member in self.generations.tick(now):
-            why = f"it did not leave generation {self.generations.number} in time: {member.where}"
-            self._lose(now, Loss(member, "silent", why))
-        self._ledger.speeds.tick(now)
-        if self.generations.phase is Phase.FORMED:
-            self._tick_formed(now)
-
-    def _tick_formed(self, now: float) -> None:
-        order = self.generations.current.order
-        found = [member for member in map(self.roster.get, order) if member is not None]
-        self._stalls.tick(now, found, order[0])
-        if now - self._acked >= _ACKS and self.versions.recorded != self._last_ack:
-            # Members keep what they reported until it is on record, be it by another one.
-            self._acked, self._last_ack = now, self.versions.recorded
-            for member in found:
-                self.outbox.send(member.id, "ack", version=self._last_ack, seq=None)
-
-    def _forgive(self, now: float, seconds: float) -> None:
-        """It was the coordinator itself that did not run: nobody is to blame for that time."""
-        for member in self.roster:
-            member.heard = min(now, member.heard + seconds)
-            if member.away is not None:
-                member.away = min(now, member.away + seconds)
-
-    def _lose(self, now: float, loss: Loss) -> None:
-        member = loss.member
-        if self.roster.get(member.id) is not member:
-            return
-        self.outbox.send(member.id, "expelled", why=loss.why)
-        self._remove(now, loss)
-        self.generations.lost(now, member, _because(loss))
-
-    def _remove(self, now: float, loss: Loss) -> None:
-        member, quiet = loss.member, round(now - loss.member.heard, 3)
-        self.roster.remove(member, loss.why)
-        self.gave_up(now, member, loss.how)
-        self.liveness.forget(member)
-        self._stalls.lost(member)
-        self.leases.give_back_all(member.id)
-        if self.generations.phase is not Phase.ENDED:
-            self.outbox.note("lost", member=member.id, how=loss.how, why=loss.why, quiet=quiet)
-        self.outbox.hang_up(member.id)
 
     def _beat(self, now: float, member: Member, message: Message) -> None:
         took = self.roster.beat(member, now, message)
@@ -218,9 +140,6 @@ class Desk:
             named = {name: message[name] for name in ("generation", "version", "shares")}
             self.outbox.note("shares", **named)
 
-    def _told(self, _now: float, member: Member, message: Message) -> None:
-        self.outbox.note("told", member=member.id, text=message["text"])
-
     def _rolled_back(self, now: float, _member: Member, message: Message) -> None:
         number = self.generations.number
         self.versions.roll_back(now, number, message["version"], message["why"])
@@ -238,9 +157,99 @@ class Desk:
             self.generations.end("left", why)
         self.generations.lost(now, member, _because(loss))
 
+    def disconnected(self, now: float, member: Member) -> None:
+        """Note that a member's connection is gone; if its process lives it may reconnect."""
+        if self.roster.get(member.id) is not member:
+            return
+        if self.generations.phase is Phase.ENDED:
+            self.roster.remove(member, self.generations.ending)
+        elif member.local and self._look(member.pid) is None:
+            self.died(now, member)
+        else:
+            member.away = now
+
+    def died(self, now: float, member: Member, why: str = "its process has ended") -> None:
+        self._lose(now, Loss(member, "killed", why))
+
+    def gone(self, now: float, pid: int, status: int) -> None:
+        """Note the end of a supervisor's child, with its exit code or minus the signal."""
+        member = self.roster.with_pid(pid)
+        if member is not None:
+            how = "killed" if status < 0 else "error"
+            self._lose(now, Loss(member, how, f"its process {ending(status)}"))
+        elif self.entrance.never_seen(pid):
+            self.generations.never_came(now)
+
+    def _lose(self, now: float, loss: Loss) -> None:
+        member = loss.member
+        if self.roster.get(member.id) is not member:
+            return
+        self.outbox.send(member.id, "expelled", why=loss.why)
+        self._remove(now, loss)
+        self.generations.lost(now, member, _because(loss))
+
+    def _remove(self, now: float, loss: Loss) -> None:
+        member, quiet = loss.member, round(now - loss.member.heard, 3)
+        self.roster.remove(member, loss.why)
+        self.gave_up(now, member, loss.how)
+        self.liveness.forget(member)
+        self._stalls.lost(member)
+        self.leases.give_back_all(member.id)
+        if self.generations.phase is not Phase.ENDED:
+            self.outbox.note("lost", member=member.id, how=loss.how, why=loss.why, quiet=quiet)
+        self.outbox.hang_up(member.id)
+
+    def gave_up(self, now: float, member: Member, how: str) -> None:
+        """Remember a lost member if its process may be alive."""
+        if how in ("frozen", "silent"):
+            kept = [(since, one) for since, one in self._given_up if now - since < _BACK]
+            self._given_up = [*kept, (now, member)]
+
+    def may_return(self, now: float) -> bool:
+        """Return whether a member that was given up recently may be alive and come back."""
+        recent = (member for since, member in self._given_up if now - since < _BACK)
+        here = self.entrance.here
+        return any(member.host != here or self._look(member.pid) for member in recent)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended and no member is left."""
+        return self.generations.phase is Phase.ENDED and not len(self.roster)
+
+    def tick(self, now: float) -> None:
+        """Apply all deadlines that have passed. Call it several times a second."""
+        if now - self._ticked > _ASLEEP:
+            self._forgive(now, now - self._ticked)
+        self._ticked = now
+        for loss in self.liveness.losses(now):
+            self._lose(now, loss)
+        for member in self.generations.tick(now):
+            why = f"it did not leave generation {self.generations.number} in time: {member.where}"
+            self._lose(now, Loss(member, "silent", why))
+        self._ledger.speeds.tick(now)
+        if self.generations.phase is Phase.FORMED:
+            self._tick_formed(now)
+
+    def _tick_formed(self, now: float) -> None:
+        order = self.generations.current.order
+        found = [member for member in map(self.roster.get, order) if member is not None]
+        self._stalls.tick(now, found, order[0])
+        if now - self._acked >= _ACKS and self.versions.recorded != self._last_ack:
+            # Members keep their reports until the version is journaled, also from the leader's.
+            self._acked, self._last_ack = now, self.versions.recorded
+            for member in found:
+                self.outbox.send(member.id, "ack", version=self._last_ack, seq=None)
+
+    def _forgive(self, now: float, seconds: float) -> None:
+        """Excuse members for time in which the coordinator itself did not run."""
+        for member in self.roster:
+            member.heard = min(now, member.heard + seconds)
+            if member.away is not None:
+                member.away = min(now, member.away + seconds)
+
 
 def ending(status: int) -> str:
-    """How a process ended, as `waitstatus_to_exitcode` gives it."""
+    """Return how a process ended, as text; `status` as from `waitstatus_to_exitcode`."""
     if status >= 0:
         return f"ended with exit code {status}"
     name = f" ({signal.Signals(-status).name})" if -status in set(signal.Signals) else ""
@@ -253,27 +262,15 @@ def _because(loss: Loss) -> str:
     return f"failed: {loss.why}" if loss.how == "error" else f"is lost: {loss.why}"
 
 
-# --- entrance ---
-# Who is let in: newcomers, and those who come back after their connection broke.
-
-
-class Refusal(Exception):
-    """Somebody cannot be let in: `expelled` or `end`, and why."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(why)
-        self.kind, self.why = kind, why
-
-
 class Entrance:
-    """Puts people on the roster."""
+    """Lets members in: newcomers, and members that connect again."""
 
     def __init__(self, here: str, roster: Roster, generations: Generations, outbox: Outbox) -> None:
         self.here = here
-        """Of which host this is: the processes of no other can be looked at."""
+        """This host. Only the processes of this host can be looked at."""
         self._roster, self._generations, self._outbox = roster, generations, outbox
         self._pids: set[int] = set()
-        """Of this host's processes that ever said hello."""
+        """Processes of this host that have said hello, or ended without it."""
 
     def let_in(self, now: float, message: Message) -> Member:
         known = message.get("member")
@@ -289,7 +286,7 @@ class Entrance:
             self._pids.add(member.pid)
 
     def never_seen(self, pid: int) -> bool:
-        """Whether a process of this host ended without a hello; true once for each."""
+        """Return whether a process of this host ended without a hello; true once per process."""
         if pid in self._pids:
             return False
         self._pids.add(pid)
@@ -316,25 +313,28 @@ class Entrance:
         raise Refusal("expelled", self._roster.gone.get(id_, f"member {id_} is not known here"))
 
 
-# --- stalls ---
-# Whoever waits for an update learns who is awaited, where that one is, and since when.
+class Refusal(Exception):
+    """A member is not let in. `kind` is the frame to answer with: `expelled` or `end`."""
 
-_SLOW = 1.5
-"""Times the usual pace from which on a member is called slow."""
-_STALE = 1.0
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind, self.why = kind, why
 
 
 class Stalls:
-    """Speaks up once updates stay out for longer than usual, and again at doubling intervals."""
+    """Reports who holds up the others, when an update takes longer than usual.
+
+    The report goes to the journal and to the leader, and is repeated at doubling intervals.
+    """
 
     def __init__(self, versions: Versions, outbox: Outbox) -> None:
         self._versions, self._outbox = versions, outbox
         self._awaited: Member | None = None
         self._again = 0.0
-        """Seconds of waiting after which to speak up again."""
+        """Seconds of waiting after which to report again."""
 
     def tick(self, now: float, members: Sequence[Member], leader: int) -> None:
-        """`members` are those of a formed generation."""
+        """Report a stall if one is due; `members` are those of a formed generation."""
         since = self._versions.last_commit
         if since is None or not members:
             return
@@ -353,14 +353,13 @@ class Stalls:
         self._again = 2 * waited
 
     def updated(self, waited: float, leader: int | None) -> None:
-        """An update came, `waited` seconds after the one before it."""
+        """Note an update that came `waited` seconds after the one before it; end a stall."""
         if self._awaited is not None and leader is not None:
             member = self._awaited.id
             self._say(leader, member, f"member {member} came after {waited:.1f} s")
         self.reset()
 
     def lost(self, member: Member) -> None:
-        """Whoever is lost will not come."""
         if self._awaited is member:
             self.reset()
 
@@ -377,9 +376,9 @@ class Stalls:
 
 
 def furthest_behind(members: Sequence[Member], now: float) -> Member | None:
-    """The one that has not moved for longest among those with the lowest step.
+    """Return the member that has not moved for longest among those with the lowest step.
 
-    None if nobody stands out: all do the same at the same step, as in an evaluation.
+    Return None if none stands out: all do the same at the same step, as in an evaluation.
     """
     alike = len({(member.step, member.doing) for member in members}) == 1
     if alike and all(now - member.heard < _STALE for member in members):

@@ -1,4 +1,4 @@
-"""What the pure coordinator wants done; its settings."""
+"""The output of the pure coordinator: what to journal, send and close; and its settings."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from typing import Any
 
 from echelon.cluster.coordinator.protocol import encode
 
-# --- outbox ---
-# What follows from an event, in the order in which it has to happen.
-
-SYNCED = {"generation", "rolled_back", "finished", "told"}
-"""Entries after which the journal is brought to disk; for the others the kernel's memory will do:
-it survives the coordinator."""
+SYNCED = {"generation", "rolled_back", "finished"}
+"""Entries after which the journal is synced to disk. The others may stay in the kernel's memory,
+which outlives the coordinator's process."""
 
 
 @dataclass(slots=True)
 class Outbox:
-    """First everything is written down, then it is sent, then connections are closed.
+    """What follows from an event. The server first writes the notes, then sends the mail, then
+    closes the connections of `farewells`.
 
-    So what a member was told is known to the coordinator's successor.
+    In this order a successor of the coordinator knows everything that a member was sent.
     """
 
     notes: deque[tuple[str, dict[str, Any]]] = field(default_factory=deque)
     mail: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
-    """Frames in parts, some of which many share."""
+    """(member id, frame in parts); large parts are shared by many frames."""
     farewells: list[int] = field(default_factory=list)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """An entry for the journal."""
+        """Add an entry for the journal."""
         self.notes.append((kind, fields))
 
     def send(self, to: int, kind: str, **fields: Any) -> None:
@@ -40,50 +38,48 @@ class Outbox:
         self.farewells.append(member)
 
 
-# --- settings ---
-# What a coordinator is told when it starts, and how patient it is.
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one run."""
+    """The settings of one run."""
 
     key: bytes
-    """32 bytes that everybody who may take part knows."""
+    """32 bytes that every process that may take part knows."""
     expected: int
-    """How many are started together, numbered from 0: the first generation waits for them."""
+    """Members started together, numbered from 0: the first generation waits for all of them."""
     min_workers: int
-    """With fewer than that nobody goes on."""
+    """The smallest generation that may train."""
     wait: float
-    """Seconds in which more have to come where there are fewer."""
+    """Seconds to wait for more members when there are fewer than that."""
     samples: int
-    """Of an epoch."""
+    """Samples per epoch."""
     run: Mapping[str, Any]
-    """Given to everybody who is welcomed: plain JSON data, of no meaning to the coordinator."""
+    """Sent to every member in its welcome: plain JSON data that the coordinator does not use."""
 
+
+# How patient the coordinator is. All times in seconds.
 
 START = 60.0
-"""Seconds in which those started together have said hello; `wait` if that is longer."""
+"""For the members started together to say hello; `Settings.wait` if that is longer."""
 LATE = 5.0
-"""Seconds to leave a generation in, or 4 × the longest step."""
+"""For a member to leave its generation; LATE_STEPS times the longest step if that is longer."""
 LATE_STEPS = 4.0
 BUSY_LATE = 30.0
-"""The same for one that is computing: what it does may not be such as can be left off."""
+"""For a member that is computing to leave its generation: it may be unable to interrupt that."""
 QUIET = 1.5
-"""Seconds without a sign of life, or 6 × the usual time between two."""
+"""Without a heartbeat; QUIET_GAPS times the usual gap between two if that is longer."""
 QUIET_GAPS = 6.0
 PATIENCE = 30.0
-"""Seconds for one that gives no sign of life but computes: one long call may hold up its beats."""
+"""Without a heartbeat from a process that computes: one long call may hold up its heartbeats."""
 RECONNECT = 2.0
-"""Seconds in which a broken connection has come back."""
+"""For a member whose connection broke to connect again."""
 RETURN = 5.0
-"""The same after the coordinator's own restart."""
+"""The same after a restart of the coordinator."""
 FAREWELL = 5.0
-"""Seconds to leave in once the run has ended."""
+"""For members to leave once the run has ended."""
 BARREN = 10
-"""Generations in a row without an update after which it is no use to try again."""
+"""Generations in a row without an update after which the run fails."""
 STALL = 1.0
-"""Seconds without an update worth a word, or 4 × the usual time between two."""
+"""Without an update before a stall is reported; STALL_STEPS times the usual time if longer."""
 STALL_STEPS = 4.0
 STALL_UNKNOWN = 10.0
-"""Seconds where no usual time is known, or where nobody in particular is awaited."""
+"""The same if no usual time is known, or if no single member is to blame."""

@@ -1,4 +1,11 @@
-"""Members, liveness, speeds."""
+"""What the coordinator knows of the members: who they are, whether they live, how fast they are.
+
+Roster     the members that said hello and are not lost, and why the others are gone
+Liveness   which members to give up: silent ones, after asking the kernel about local processes
+Lateness   how long a member may take to leave its generation
+Speeds     samples per second, relative to the mean
+look       a process of this host as the kernel shows it (/proc)
+"""
 
 from __future__ import annotations
 
@@ -19,79 +26,24 @@ from echelon.cluster.coordinator.effects import (
     RECONNECT,
     RETURN,
 )
-from echelon.cluster.coordinator.protocol import Message
+from echelon.cluster.coordinator.protocol import BEAT, Message
 
-# --- roster ---
-# Who takes part, as the coordinator knows them.
-
-BEAT = 0.25
-"""Seconds between two signs of life."""
 BUSY = 0.2
-"""Of the time between two beats, the part on a core from which on a member computes."""
-_LONGEST_GAP = 2.0  # a pause that was forgiven does not make the next one usual
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A member that left its generation and waits for the next."""
-
-    order: int
-    """Counts arrivals."""
-    progress: list[int]
-
-
-@dataclass(slots=True)
-class Member:
-    """One that said hello and is not lost."""
-
-    id: int
-    pid: int
-    host: str
-    name: str
-    number: int | None = None
-    """Its place among those started together."""
-    local: bool = False
-    """Whether its process is one of this host's."""
-    generation: int = 0
-    """The one it is in; 0: a newcomer."""
-    arrival: Arrival | None = None
-    heard: float = 0.0
-    gap: float = 4 * BEAT
-    """Seconds between its beats, as usual. One that has just begun may have its hands full."""
-    away: float | None = None
-    """Since when it has no connection."""
-    step: int | None = None
-    doing: str = ""
-    moved: float = 0.0
-    """When its step was last another one."""
-    since: float = 0.0
-    """Since when it does what it does, where it does it."""
-    pace: float | None = None
-    cpu: float | None = None
-    busy: bool = False
-    """Whether it used a core between its last two beats."""
-    seq: int = 0
-    """The last of its numbered frames that was dealt with."""
-
-    def __str__(self) -> str:
-        return f"member {self.id} (pid {self.pid} on {self.host.partition('/')[0]})"
-
-    @property
-    def where(self) -> str:
-        if self.step is None:
-            return f"before its first step{f' ({self.doing})' if self.doing else ''}"
-        return f"at step {self.step:,}{f' ({self.doing})' if self.doing else ''}"
-
-    def public(self) -> Message:
-        return {"id": self.id, "host": self.host, "pid": self.pid, "name": self.name}
+"""A member that used a core for this part of the time between two heartbeats is computing."""
+_LONGEST_GAP = 2.0
+"""Longer gaps count as this many seconds, so that one forgiven pause does not look usual."""
+_HALF = QUIET / 2
+"""Minimum seconds between two looks at a process, to see whether it computed in between."""
+_EVERY = 0.5
+"""Seconds between two computations of the mean."""
 
 
 @dataclass(slots=True)
 class Roster:
-    """The living, those not heard of for longest first, and why the others are gone."""
+    """The living members, the longest silent first, and why the others are gone."""
 
     first_free: int
-    """Ids below are for those started together, by number; no id is ever given twice."""
+    """Lower ids are reserved for the members started together; no id is given twice."""
     living: OrderedDict[int, Member] = field(default_factory=OrderedDict)
     gone: dict[int, str] = field(default_factory=dict)
 
@@ -122,7 +74,7 @@ class Roster:
         self.gone[member.id] = why
 
     def with_pid(self, pid: int) -> Member | None:
-        """The member of this host with this process."""
+        """Return the member of this host with this process id, or None."""
         return next((m for m in self if m.pid == pid and m.local), None)
 
     def heard(self, member: Member, now: float) -> None:
@@ -130,7 +82,7 @@ class Roster:
         self.living.move_to_end(member.id)
 
     def beat(self, member: Member, now: float, message: Message) -> float:
-        """Take note of a beat; returns how long a step took that ended with it, else 0."""
+        """Record a heartbeat; return the seconds per step if the step has advanced, else 0."""
         gap = now - member.heard
         member.gap += 0.3 * (min(gap, _LONGEST_GAP) - member.gap)
         cpu = message.get("cpu")
@@ -153,33 +105,78 @@ class Roster:
         return took / (step - before)
 
 
-# --- liveness ---
-# Who gives no sign of life any more, and whether that means that it is lost.
+@dataclass(slots=True)
+class Member:
+    """A process that said hello and is not lost."""
 
-_HALF = QUIET / 2  # seconds between two looks at a process, at least
+    id: int
+    pid: int
+    host: str
+    name: str
+    number: int | None = None
+    """Its place among the members started together; None for one that joined."""
+    local: bool = False
+    """Whether its process runs on the coordinator's host."""
+    generation: int = 0
+    """The generation it is in; 0 for a newcomer."""
+    arrival: Arrival | None = None
+    heard: float = 0.0
+    """Time of its last frame."""
+    gap: float = 4 * BEAT
+    """Moving average of the seconds between its heartbeats. Generous at first: a process that
+    starts is busy."""
+    away: float | None = None
+    """Since when it has no connection."""
+    step: int | None = None
+    doing: str = ""
+    moved: float = 0.0
+    """When its step changed."""
+    since: float = 0.0
+    """When its step or its activity (`doing`) changed."""
+    pace: float | None = None
+    """Seconds per sample."""
+    cpu: float | None = None
+    """Seconds of CPU time used so far."""
+    busy: bool = False
+    """Whether it was computing between its last two heartbeats."""
+    seq: int = 0
+    """The highest sequence number of its frames that was handled."""
+
+    def __str__(self) -> str:
+        return f"member {self.id} (pid {self.pid} on {self.host.partition('/')[0]})"
+
+    @property
+    def where(self) -> str:
+        if self.step is None:
+            return f"before its first step{f' ({self.doing})' if self.doing else ''}"
+        return f"at step {self.step:,}{f' ({self.doing})' if self.doing else ''}"
+
+    def public(self) -> Message:
+        return {"id": self.id, "host": self.host, "pid": self.pid, "name": self.name}
 
 
-class Loss(NamedTuple):
-    """Somebody is to be given up."""
+@dataclass(slots=True)
+class Arrival:
+    """The state of a member that left its generation and waits for the next one."""
 
-    member: Member
-    how: str
-    """killed, frozen, silent, left or error."""
-    why: str
+    order: int
+    """Position in the order of all arrivals."""
+    progress: list[int]
 
 
 class Liveness:
-    """Beats tell of the living. For the others of this host, the kernel is asked."""
+    """Finds lost members by missing heartbeats and, for processes of this host, in /proc."""
 
     def __init__(self, roster: Roster, look: Look) -> None:
         self.restarted: float | None = None
-        """When this coordinator took over from another one."""
+        """When this coordinator took over from a previous one."""
         self._roster, self._look = roster, look
         self._seen: dict[int, tuple[float, Sight]] = {}
 
     def losses(self, now: float) -> list[Loss]:
-        """Those not heard of for longest come first, so few have to be looked at."""
+        """Return the members to give up now."""
         found = []
+        # The longest silent come first, so that few have to be looked at.
         for member in self._roster:
             if now - member.heard < _HALF:
                 break
@@ -189,7 +186,7 @@ class Liveness:
         return found
 
     def suspected(self, member: Member) -> Loss | None:
-        """Another member blames it: what is certain need not be waited for."""
+        """Judge a member that another one blames: a stopped process is given up at once."""
         sight = self._look(member.pid) if member.local else None
         return self._frozen(member) if sight is not None and sight.stopped else None
 
@@ -224,7 +221,7 @@ class Liveness:
     def _judged(
         self, member: Member, now: float, limit: float, before: Sight, sight: Sight
     ) -> Loss | None:
-        # One that wants to run and is not let is not at fault: the machine is overloaded.
+        # A process in state R that gets no CPU time is not at fault: the machine is overloaded.
         computes = sight.ticks > before.ticks or sight.state == "R"
         self._seen[member.id] = now, sight
         if computes and now - member.heard <= PATIENCE:
@@ -240,43 +237,43 @@ class Liveness:
         return Loss(member, "silent", f"it gave no sign of life for {limit:.1f} s")
 
 
-# --- lateness ---
-# How long a member may take to leave its generation.
+class Loss(NamedTuple):
+    """A member to give up."""
+
+    member: Member
+    how: str
+    """`killed`, `frozen`, `silent`, `left` or `error`."""
+    why: str
 
 
 class Lateness:
-    """The longest step of this generation and the one before it decides."""
+    """How long a member may take to leave its generation, from the longest step of this generation
+    and the one before."""
 
     def __init__(self) -> None:
         self._longest = self._before = 0.0
 
     def formed(self) -> None:
-        """A generation begins."""
+        """Start a new generation."""
         self._longest, self._before = 0.0, self._longest
 
     def stepped(self, seconds: float) -> None:
-        """A member made a step in this time."""
+        """Count the duration of a member's step."""
         self._longest = max(self._longest, seconds)
 
     def lasts(self, member: Member, now: float) -> None:
-        """What a member is at when it is called off is as good as seen."""
+        """Count the unfinished step of a member that is ordered to regroup."""
         if member.step is not None:
             self.stepped(now - member.moved)
 
     def is_late(self, member: Member, seconds: float) -> bool:
-        """Whether a member should have arrived by now."""
+        """Return whether a member should have arrived `seconds` after it was ordered to."""
         limit = max(LATE, LATE_STEPS * max(self._longest, self._before))
         return seconds > (max(limit, BUSY_LATE) if member.busy else limit)
 
 
-# --- speeds ---
-# How fast members are in relation to each other.
-
-_EVERY = 0.5  # seconds
-
-
 class Speeds:
-    """Samples per second, 1 being the mean; whose pace is not known yet counts as the mean."""
+    """Samples per second, relative to the mean. A member with an unknown pace counts as 1."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -285,7 +282,7 @@ class Speeds:
         self._taken = float("-inf")
 
     def tick(self, now: float) -> None:
-        """Looking at everybody for every lease would take longer than the lease."""
+        """Update the mean now and then; for every lease it would take longer than the lease."""
         if now - self._taken < _EVERY:
             return
         self._taken = now
@@ -299,21 +296,29 @@ class Speeds:
         return 1 / member.pace / self._mean
 
     def sum_with(self, speed: float) -> float:
-        """Of everybody, of which one has this speed."""
+        """Return the sum of all speeds; at least `speed`, that of one member."""
         return max(self._sum, speed)
 
 
-# --- processes ---
-# What the kernel says of a process of this host.
+def look(pid: int) -> Sight | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # the process has ended, or ends just now
+        return None
+    # The command's name stands before these fields, in brackets, and may contain anything.
+    fields = text.rpartition(") ")[2].split()
+    if fields[0] in "ZXx":
+        return None
+    return Sight(fields[0], int(fields[11]) + int(fields[12]))
 
 
 class Sight(NamedTuple):
-    """A process at one moment."""
+    """The state of a process at one moment."""
 
     state: str
-    """R: runs or wants to; S, D: waits; T, t: stopped."""
+    """R: runs or is ready to; S, D: waits; T, t: stopped."""
     ticks: int
-    """Time on a core so far, all its threads together."""
+    """CPU time so far, of all its threads, in clock ticks."""
 
     @property
     def stopped(self) -> bool:
@@ -321,23 +326,11 @@ class Sight(NamedTuple):
 
 
 Look = Callable[[int], Sight | None]
-"""Process id → what is seen of it; None if it has ended."""
-
-
-def look(pid: int) -> Sight | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # gone, or from the moment on in which it goes
-        return None
-    # The command's name comes before, in brackets, and may be anything.
-    fields = text.rpartition(") ")[2].split()
-    if fields[0] in "ZXx":
-        return None
-    return Sight(fields[0], int(fields[11]) + int(fields[12]))
+"""Process id → its state; None if the process has ended."""
 
 
 def handle_of(pid: int) -> int | None:
-    """A descriptor that becomes readable when this process ends; None if it has."""
+    """Return a descriptor that becomes readable when this process ends; None if it has ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:

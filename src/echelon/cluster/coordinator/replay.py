@@ -1,4 +1,9 @@
-"""A coordinator's memory: from the journal of those before it, all that they knew."""
+"""Rebuild a coordinator's state from the journal that its predecessors wrote.
+
+A coordinator that was killed and started again continues where the journal ends: it knows the
+members, the current generation, the last version and all leases. Members whose connections broke
+have a few seconds to connect again.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,10 @@ Entry = Mapping[str, Any]
 
 
 def replay(desk: Desk, past: Iterable[Entry], store: tuple[str, int], now: float) -> bool:
-    """Bring a new desk to where the journal ends; returns whether another one sat at it before.
+    """Bring a new desk to the state at the journal's end.
 
-    What is not known here is of no concern to a coordinator.
+    Return whether this continues the work of a previous coordinator of the same start of the run.
+    Entries of unknown kinds are skipped: they are written for others.
     """
     reader = _Reader(desk, store, now)
     for number, entry in enumerate(past, 1):
@@ -39,6 +45,8 @@ def replay(desk: Desk, past: Iterable[Entry], store: tuple[str, int], now: float
 
 
 class _Reader:
+    """Applies one entry after the other to the desk."""
+
     def __init__(self, desk: Desk, store: tuple[str, int], now: float) -> None:
         self.again = False
         self._desk, self._store, self._now = desk, store, now
@@ -53,7 +61,6 @@ class _Reader:
             "rolled_back": self._rolled_back,
             "ledger": self._ledger,
             "leased": self._leased,
-            "returned": self._returned,
             "over": self._over,
             "finished": self._finished,
         }
@@ -64,7 +71,7 @@ class _Reader:
             kind(entry)
 
     def _begun(self, entry: Entry) -> None:
-        """Also a run that is resumed: whoever took part before is gone, what was done is done."""
+        """Begin a run, or resume one: former members are gone, what they did stays done."""
         desk, self.again = self._desk, False
         for member in list(desk.roster):
             self._gone(member.id, "the run was begun again")
@@ -138,9 +145,6 @@ class _Reader:
     def _leased(self, entry: Entry) -> None:
         if not self._desk.leases.take(entry["member"], _lease(entry)):
             raise ValueError(f"{_lease(entry)} is not free")
-
-    def _returned(self, entry: Entry) -> None:
-        self._desk.leases.give_back(entry["member"], _lease(entry))
 
     def _over(self, entry: Entry) -> None:
         self._desk.generations.closing(entry["status"], entry.get("why"))

@@ -1,8 +1,12 @@
-"""Event loop, journal, life cycle.
+"""The coordinator's process: one thread and one event loop around the pure `Desk`.
 
-The coordinator at work: one thread, one loop, nothing in it that waits for anybody.
+    sockets ──▶ Switchboard ──▶ Server ── checked frames, ticks, ends of processes ──▶ Desk
+    sockets ◀── Switchboard ◀── Server ◀──────────── Outbox ◀─────────────────────────┘
+                                  └──▶ Post ──▶ journal      written before anything is sent
 
-accept ─▶ challenge ─▶ proof ─▶ hello ─▶ frames …      2 s to get to the hello
+accept ─▶ challenge ─▶ proof ─▶ hello ─▶ frames …      2 s from accept to hello
+
+`serve` is a coordinator's whole life, from the journal it finds to the last member's leave.
 """
 
 from __future__ import annotations
@@ -38,18 +42,91 @@ from echelon.comm.peers import this_host
 from echelon.core.errors import TrainingError
 from echelon.core.format import warn
 
-# --- server ---
-
 _TICK = 0.1
+"""Seconds between two ticks."""
+_SYNC = 30.0
+"""Seconds of entries that a power failure may lose; the kernel's own write-back takes as long."""
+_GIVE_UP = 60.0
+"""Seconds after which a journal that cannot be written ends the coordinator."""
+
+
+def serve(
+    listener: socket.socket,
+    settings: Settings,
+    journal: Log,
+    past: Iterable[Mapping[str, Any]],
+    store: tuple[str, int],
+    *,
+    attended: bool = True,
+) -> bool:
+    """Coordinate until SIGTERM, or until the run has ended and all members have left.
+
+    Return whether the run has ended. A coordinator that is not `attended` (SIGUSR1 makes it so)
+    ends the run when no member is left, instead of waiting for others to join.
+
+    `past` are the entries of the journal. If the process is killed and `serve` is called again with
+    them and the same `listener`, the coordinator continues and its members reconnect. The caller
+    closes the listener and the journal.
+    """
+    now = time.monotonic()
+    desk = Desk(settings, store, this_host(), look, now)
+    again = replay(desk, past, store, now)
+    desk.outbox.note("coordinator", pid=os.getpid(), again=again)
+    with (
+        _undisturbed(),
+        closing(Server(listener, desk, Post(journal, desk.outbox))) as server,
+        _signaled(server),
+    ):
+        server.attended = attended
+        server.run()
+        over = server.is_over
+    journal.sync()
+    return over
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Raise the limit of descriptors, and exempt existing objects from garbage collection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _signaled(server: Server) -> Iterator[None]:
+    """Handle SIGTERM and SIGUSR1; ignore Ctrl-C, on which the supervisor decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        server.stopping = True
+
+    def leave_alone(_number: int, _frame: object) -> None:
+        server.attended = False
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, leave_alone)
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class Server:
-    """Brings frames to the desk, and does what the desk wants done."""
+    """Passes frames to the desk, and carries out what the desk puts into its outbox."""
 
     def __init__(self, listener: socket.socket, desk: Desk, post: Post) -> None:
         self.stopping = False
         self.attended = True
-        """Whether those who started the run can still add members to it."""
+        """False once the supervisor has no members left. Then the run fails as soon as members that
+        joined are gone, too."""
         self._desk, self._post = desk, post
         self._selector = selectors.DefaultSelector()
         self._board = Switchboard(listener, self._selector, self)
@@ -59,7 +136,7 @@ class Server:
         self._ended: float | None = None
 
     def run(self) -> None:
-        """Until told to stop, or until the run has ended and everybody has left."""
+        """Serve until `stopping` is set, or until the run has ended and all members have left."""
         for member in list(self._desk.roster):
             self._watched(member)
         due = 0.0
@@ -69,6 +146,26 @@ class Server:
                 self._tick(now)
             for key, events in self._selector.select(_TICK):
                 key.data(events)
+
+    def _tick(self, now: float) -> None:
+        if not (self.attended or len(self._desk.roster) or self._desk.may_return(now)):
+            self._desk.generations.end("failed", "no member is left")
+        self._desk.tick(now)
+        self.read_up(now)
+        for member in self._partitions.over(now):
+            self._reunite(now, member)
+        self._board.tick(now)
+        self._post.tick(now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended and all members have left, or had the time to."""
+        if self._desk.generations.phase is not Phase.ENDED:
+            return False
+        now = time.monotonic()
+        self._ended = self._ended or now
+        left = all(line.stage is Stage.SUPERVISOR for line in self._board.lines)
+        return now - self._ended > FAREWELL or (self._desk.is_done and left)
 
     def close(self) -> None:
         self._watch.close()
@@ -88,63 +185,6 @@ class Server:
             self._greeted(now, line, message)
         else:
             self._instructed(now, message)
-
-    def hung_up(self, now: float, line: Line) -> None:
-        member, line.member = line.member, None
-        if member is not None and self._by_member.get(member.id) is line:
-            del self._by_member[member.id]
-            self._desk.disconnected(now, member)
-
-    def read_up(self, now: float) -> None:
-        """Do what the desk wants written, sent and closed; what cannot be written is not sent."""
-        outbox = self._desk.outbox
-        while outbox.notes or outbox.mail or outbox.farewells:
-            if not self._post.write(now):
-                return
-            mail, outbox.mail = outbox.mail, []
-            for member, parts in mail:
-                self._send(now, member, parts)
-            farewells, outbox.farewells = outbox.farewells, []
-            for member in farewells:
-                self._dismiss(now, member)
-        self._post.sync()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended and everybody has left, or has had the time to."""
-        if self._desk.generations.phase is not Phase.ENDED:
-            return False
-        now = time.monotonic()
-        self._ended = self._ended or now
-        left = all(line.stage is Stage.SUPERVISOR for line in self._board.lines)
-        return now - self._ended > FAREWELL or (self._desk.is_done and left)
-
-    def _tick(self, now: float) -> None:
-        if not (self.attended or len(self._desk.roster) or self._desk.may_return(now)):
-            self._desk.generations.end("failed", "no member is left")
-        self._desk.tick(now)
-        self.read_up(now)
-        for member in self._partitions.over(now):
-            self._reunite(now, member)
-        self._board.tick(now)
-        self._post.tick(now)
-
-    def _part(self, id_: int, until: float) -> None:
-        """Cut a member off: then its process is as far away as another host's."""
-        self._partitions.begin(id_, until)
-        member = self._desk.roster.get(id_)
-        if member is not None:
-            member.local = False
-
-    def _reunite(self, now: float, id_: int) -> None:
-        """A member that was cut off: what either said meanwhile has to be said again."""
-        line, member = self._by_member.get(id_), self._desk.roster.get(id_)
-        if member is not None:
-            member.local = member.host == self._desk.entrance.here
-        if line is not None and member is None:
-            self._expel(now, line, id_)
-        elif line is not None:
-            self._board.close(now, line)
 
     def _greeted(self, now: float, line: Line, message: Message) -> None:
         check(message)
@@ -196,20 +236,25 @@ class Server:
         else:
             raise BadFrame(f"a frame {message['kind']!r} is not for supervisors to send")
 
-    def _watched(self, member: Member) -> None:
-        """Learn of its end from the kernel, if it is one of this host's."""
-        if not member.local:
-            return
-        handle = handle_of(member.pid)
-        if handle is None:
-            self._died(member)
-        else:
-            self._watch.over(member, handle)
+    def hung_up(self, now: float, line: Line) -> None:
+        member, line.member = line.member, None
+        if member is not None and self._by_member.get(member.id) is line:
+            del self._by_member[member.id]
+            self._desk.disconnected(now, member)
 
-    def _died(self, member: Member) -> None:
-        now = time.monotonic()
-        self._desk.died(now, member)
-        self.read_up(now)
+    def read_up(self, now: float) -> None:
+        """Carry out the outbox: write, send, close. What cannot be written is not sent either."""
+        outbox = self._desk.outbox
+        while outbox.notes or outbox.mail or outbox.farewells:
+            if not self._post.write(now):
+                return
+            mail, outbox.mail = outbox.mail, []
+            for member, parts in mail:
+                self._send(now, member, parts)
+            farewells, outbox.farewells = outbox.farewells, []
+            for member in farewells:
+                self._dismiss(now, member)
+        self._post.sync()
 
     def _send(self, now: float, member: int, parts: tuple[bytes, ...]) -> None:
         line = self._by_member.get(member)
@@ -228,101 +273,41 @@ class Server:
         why = self._desk.roster.gone.get(member, "it was given up")
         self._board.send_off(now, line, "expelled", why=why)
 
+    def _watched(self, member: Member) -> None:
+        """Watch a member's process, if it runs on this host."""
+        if not member.local:
+            return
+        handle = handle_of(member.pid)
+        if handle is None:
+            self._died(member)
+        else:
+            self._watch.over(member, handle)
 
-# --- serve ---
-# A coordinator's whole life, from the journal it finds to the last member's leave.
+    def _died(self, member: Member) -> None:
+        now = time.monotonic()
+        self._desk.died(now, member)
+        self.read_up(now)
 
+    def _part(self, id_: int, until: float) -> None:
+        """Cut a member off until `until`. Its process is then treated as one of another host."""
+        self._partitions.begin(id_, until)
+        member = self._desk.roster.get(id_)
+        if member is not None:
+            member.local = False
 
-def serve(
-    listener: socket.socket,
-    settings: Settings,
-    journal: Log,
-    past: Iterable[Mapping[str, Any]],
-    store: tuple[str, int],
-    *,
-    attended: bool = True,
-) -> bool:
-    """Coordinate until SIGTERM, or until the run has ended and all members have left.
-
-    Returns whether it has ended. One that is not `attended`, or is told so by SIGUSR1, ends the run
-    when nobody is left, instead of waiting for others to join.
-
-    `past` is what the journal holds: killed and called again with it and the same `listener`, the
-    coordinator goes on where it was, and its members come back by themselves. Neither the listener
-    nor the journal is closed: they are the caller's.
-    """
-    now = time.monotonic()
-    desk = Desk(settings, store, this_host(), look, now)
-    again = replay(desk, past, store, now)
-    desk.outbox.note("coordinator", pid=os.getpid(), again=again)
-    with (
-        _undisturbed(),
-        closing(Server(listener, desk, Post(journal, desk.outbox))) as server,
-        _signalled(server),
-    ):
-        server.attended = attended
-        server.run()
-        over = server.is_over
-    journal.sync()
-    return over
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Many descriptors, and no pauses to look through what was there before."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def _signalled(server: Server) -> Iterator[None]:
-    """Ctrl-C is for the supervisor: it decides what becomes of the run."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: object) -> None:
-        server.stopping = True
-
-    def leave_alone(_number: int, _frame: object) -> None:
-        server.attended = False
-
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, leave_alone)
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-# --- post ---
-# The journal as the coordinator writes it.
-
-_SYNC = 30.0
-"""Seconds that a power cut may take back; the kernel itself would let it take no less."""
-_GIVE_UP = 60.0
-"""Seconds after which a journal that cannot be written ends the coordinator."""
-
-
-class Log(Protocol):
-    """`echelon.data.journal.Journal`, or what is like it."""
-
-    def add(self, kind: str, **fields: Any) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
+    def _reunite(self, now: float, id_: int) -> None:
+        """End a member's partition. Its connection is closed, so that lost frames are repeated."""
+        line, member = self._by_member.get(id_), self._desk.roster.get(id_)
+        if member is not None:
+            member.local = member.host == self._desk.entrance.here
+        if line is not None and member is None:
+            self._expel(now, line, id_)
+        elif line is not None:
+            self._board.close(now, line)
 
 
 class Post:
-    """Writes what is in the outbox, in order; a full disk delays it and loses nothing."""
+    """Writes the outbox's notes to the journal, in order. A full disk delays them; none is lost."""
 
     def __init__(self, journal: Log, outbox: Outbox) -> None:
         self._journal, self._outbox = journal, outbox
@@ -331,7 +316,7 @@ class Post:
         self._synced = float("-inf")
 
     def write(self, now: float) -> bool:
-        """Whether everything is written."""
+        """Write all notes; return whether that succeeded."""
         notes = self._outbox.notes
         while notes:
             kind, fields = notes[0]
@@ -347,11 +332,12 @@ class Post:
         return True
 
     def sync(self) -> None:
-        """Now, if what was written is worth it."""
+        """Sync the journal to disk if an entry of a `SYNCED` kind was written."""
         if self._urgent:
             self._sync()
 
     def tick(self, now: float) -> None:
+        """Sync the journal now and then."""
         if self._unsynced and now - self._synced >= _SYNC:
             self._synced = now
             self._sync()
@@ -371,42 +357,28 @@ class Post:
             raise error
 
 
-# --- partitions ---
-# Members that are cut off on purpose: nothing comes from them, and nothing gets to them.
+class Log(Protocol):
+    """The part of `echelon.data.journal.Journal` that is used here."""
 
+    def add(self, kind: str, **fields: Any) -> None: ...
 
-class Partitions:
-    def __init__(self) -> None:
-        self._until: dict[int, float] = {}
+    def sync(self) -> None: ...
 
-    def begin(self, member: int, until: float) -> None:
-        self._until[member] = until
-
-    def has(self, member: int | None) -> bool:
-        """Until `over` has told of its end, so that nothing gets through before what was missed."""
-        return member in self._until
-
-    def over(self, now: float) -> list[int]:
-        """Those that end here."""
-        found = [member for member, until in self._until.items() if now >= until]
-        for member in found:
-            del self._until[member]
-        return found
-
-
-# --- watch ---
-# Which of this host's processes end, told by the kernel at once.
+    def close(self) -> None: ...
 
 
 class Watch:
-    """One handle per process; it stays with its process even if the number is used again."""
+    """Notices at once when a member's process on this host ends, through its pidfd.
+
+    A pidfd stays with its process even if the pid is used again.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, died: Callable[[Member], None]) -> None:
         self._selector, self._died = selector, died
         self._handles: dict[int, int] = {}
 
     def over(self, member: Member, handle: int) -> None:
-        """From now on; a second handle for a member takes the place of the first."""
+        """Watch a member's process; a second handle for a member replaces the first."""
         self.end(member.id)
         self._handles[member.id] = handle
         self._selector.register(handle, selectors.EVENT_READ, lambda _events: self._ended(member))
@@ -424,3 +396,25 @@ class Watch:
     def _ended(self, member: Member) -> None:
         self.end(member.id)
         self._died(member)
+
+
+class Partitions:
+    """Members that are cut off to inject a fault: frames from and to them are dropped."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}
+
+    def begin(self, member: int, until: float) -> None:
+        self._until[member] = until
+
+    def has(self, member: int | None) -> bool:
+        """Return whether a member is cut off. That lasts until `over` has returned it, so that no
+        frame gets through before the lost ones are repeated."""
+        return member in self._until
+
+    def over(self, now: float) -> list[int]:
+        """Return the members whose partition ends now, and forget them."""
+        found = [member for member, until in self._until.items() if now >= until]
+        for member in found:
+            del self._until[member]
+        return found

@@ -1,4 +1,13 @@
-"""Reconnecting connection, unacknowledged messages."""
+"""Connections to the coordinator: a member's, which reconnects, and a supervisor's.
+
+    Conversation  a member's thread: sends what is due, receives messages, reconnects
+    Backlog       the frames that have to arrive, kept until they are acknowledged
+    Call          one connection, after the handshake
+    Reporter      a supervisor's side: no thread, reports the ends of its processes
+
+The coordinator's listening socket outlives its process, so a member reconnects to the same address
+and sends everything that is not acknowledged once more.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
-from echelon.cluster.coordinator.membership import BEAT
 from echelon.cluster.coordinator.protocol import (
+    BEAT,
     LIMIT,
     RECORDS,
     VERSION,
@@ -32,45 +41,26 @@ from echelon.comm.channel.sockets import close_in_children, stays_here
 from echelon.comm.channel.stream import TAG
 from echelon.core.errors import PeerError
 
-# --- conversation ---
-# The liaison's thread: one connection to the coordinator, made anew when it breaks.
-
 _COMMITS = 0.1
-"""Seconds between two frames of records, so that quick steps are not slowed by telling of them."""
+"""Seconds between two frames of records, so that reports do not slow down short steps."""
 _SOONEST, _LATEST = 0.02, 0.5
-"""Seconds between two attempts to connect."""
+"""Seconds between two attempts to connect; doubled from the first to the second value."""
 _GONE = 5.0
 """Seconds for which a connection may be refused."""
 _LAST = 20.0
-"""Seconds in which an attempt to connect is over."""
+"""Seconds in which an attempt to connect has certainly ended."""
+PATIENCE = 5.0
+"""Seconds for the coordinator to answer, and for the kernel to take what is sent."""
+_UNHEARD_MS = 10_000
+"""Milliseconds without a TCP acknowledgment after which the kernel closes the connection."""
+_CHUNK = 1 << 16
 
 
-class Party(Protocol):
-    """On whose behalf the conversation is held."""
-
-    @property
-    def arrival(self) -> dict[str, Any] | None:
-        """What to say of having left a generation, as long as the next is awaited."""
-        ...
-
-    @property
-    def tells_records(self) -> bool:
-        """Whether it is this member that reports updates."""
-        ...
-
-    def introduce(self, call: Call) -> None: ...
-
-    def beat(self) -> dict[str, Any]: ...
-
-    def heard(self, message: Message) -> None: ...
-
-    def over(self, why: str) -> None:
-        """There is nobody to talk to any more."""
-        ...
+# A member's side.
 
 
 class Conversation:
-    """Says what is to be said, hears what is said, and holds the line."""
+    """A thread that sends frames, receives messages and reconnects when the connection breaks."""
 
     def __init__(
         self,
@@ -86,13 +76,13 @@ class Conversation:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._awake = False
         self._arrived: dict[str, Any] | None = None
-        """What was sent of it over the present connection."""
+        """The arrival that was sent over the present connection."""
         self._beats_at = self._commits_at = 0.0
         self._call: Call | None = None
         self._thread = threading.Thread(target=self._run, name="echelon-liaison", daemon=True)
 
     def start(self) -> None:
-        """Connect, be welcomed, and go on in a thread."""
+        """Connect, say hello, and start the thread."""
         try:
             self._connect(first=True)
         except BaseException:
@@ -101,13 +91,13 @@ class Conversation:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to say. Costs next to nothing if that is known."""
+        """Make the thread look for frames to send. Almost free if it was woken already."""
         if not self._awake:
             self._awake = True
             os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """Say nothing more; may be called by the thread itself."""
+        """Send nothing more and end the thread soon; the thread itself may call this."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -134,7 +124,7 @@ class Conversation:
             self._party.over(error.why)
         except PeerError as error:
             self._party.over(str(error))
-        except Exception as error:  # a callback's, so a bug: nobody is to wait for us in vain
+        except Exception as error:  # a bug in a callback: end the waits of other threads first
             self._party.over(f"the liaison broke down: {error!r}")
             raise
         finally:
@@ -151,13 +141,13 @@ class Conversation:
             ready = [] if call.has_early else poll.poll(1000 * pause)
             if any(handle == self._wake for handle, _ in ready):
                 os.eventfd_read(self._wake)
-                self._awake = False  # in this order: what is added from here on wakes again
+                self._awake = False  # after the read: frames added from here on wake again
             if call.has_early or any(handle != self._wake for handle, _ in ready):
                 for message in call.receive():
                     self._party.heard(message)
 
     def _say(self, call: Call, now: float) -> float:
-        """Send what is due; returns in how many seconds there is more."""
+        """Send what is due; return the seconds until more is due."""
         if now >= self._beats_at:
             self._beats_at = now + BEAT
             call.send("beat", **self._party.beat())
@@ -176,7 +166,7 @@ class Conversation:
         return max(0.0, until - now)
 
     def _connect(self, *, first: bool = False) -> None:
-        """Try for as long as the deadline allows: the coordinator may be starting again."""
+        """Connect, trying for as long as the deadline allows: the coordinator may be restarting."""
         began, pause = time.monotonic(), _SOONEST
         while not self._stopping.is_set():
             try:
@@ -198,8 +188,9 @@ class Conversation:
                 return
 
     def _check(self, began: float, error: Exception) -> None:
-        # Its socket outlives a coordinator: where nobody listens, nobody will. Whoever was there
-        # before waits a little all the same: there may be a network in between.
+        """Raise when it has been tried for long enough."""
+        # The listening socket outlives the coordinator, so a refused connection means that the run
+        # is over. Wait a little all the same, because a network in between may refuse it, too.
         gone = isinstance(error, ConnectionRefusedError)
         patience = min(_GONE, self._deadline) if gone else self._deadline
         if time.monotonic() - began > patience:
@@ -215,30 +206,158 @@ class Conversation:
                 call.close()
 
 
-# --- call ---
-# A connection to the coordinator, from the other side.
+class Party(Protocol):
+    """The member on whose behalf a `Conversation` talks: its state and its handlers."""
 
-_CHUNK = 1 << 16
-PATIENCE = 5.0
-"""Seconds for the coordinator to answer, and for the kernel to take what is sent."""
-_UNHEARD_MS = 10_000
-"""Milliseconds after which a connection is broken that takes what is sent nowhere."""
+    @property
+    def arrival(self) -> dict[str, Any] | None:
+        """The `arrived` message while the next generation is awaited, else None."""
+        ...
+
+    @property
+    def tells_records(self) -> bool:
+        """Whether it is this member that reports updates."""
+        ...
+
+    def introduce(self, call: Call) -> None: ...
+
+    def beat(self) -> dict[str, Any]: ...
+
+    def heard(self, message: Message) -> None: ...
+
+    def over(self, why: str) -> None:
+        """Take note that the coordinator cannot be reached any more, or that the run is over."""
+        ...
 
 
-class Refused(PeerError):
-    """The coordinator does not want to talk to us; trying again does not help."""
+class Backlog:
+    """The frames that have to reach the coordinator, in order, until they are acknowledged.
+
+    Thread-safe. Every member keeps records of updates, but only the leader sends them at once. The
+    others send theirs when they leave their generation, so that none is missing if the leader is
+    lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._items: list[Item] = []
+        self._seq = 0
+
+    def put(self, item: Item) -> Item:
+        with self._lock:
+            self._items.append(item)
+        return item
+
+    def report(self, generation: int, records: Sequence[Sequence[int]]) -> None:
+        with self._lock:
+            for at in range(0, len(records), RECORDS):
+                part = [list(record) for record in records[at : at + RECORDS]]
+                self._items.append(Item("commits", {"generation": generation, "records": part}))
+
+    def frames(self, *, records: bool) -> list[Message]:
+        """Return the frames to send now, and count them as sent; with or without `records`."""
+        with self._lock:
+            waiting = [item for item in self._items if not item.sent]
+            # The coordinator ignores frames after a leave, so the records go before it.
+            records |= any(item.kind == "leave" for item in waiting)
+            due = [item for item in waiting if records or item.kind != "commits"]
+            return [self._frame(group) for group in _groups(due)]
+
+    def waits(self, *, records: bool) -> bool:
+        """Return whether frames are waiting to be sent. Does not take the lock."""
+        return any(not i.sent and (records or i.kind != "commits") for i in self._items)
+
+    def acknowledged(self, seq: int) -> None:
+        """Drop what was sent with this or a lower sequence number."""
+        self._keep(lambda item: not item.sent or item.seq is None or item.seq > seq)
+
+    def on_record(self, version: int) -> None:
+        """Drop records up to `version`: the journal has them from another member."""
+        self._keep(lambda item: item.kind != "commits" or item.last > version)
+
+    def forget_records(self) -> None:
+        """Drop all records: the updates were rolled back."""
+        self._keep(lambda item: item.kind != "commits")
+
+    def expelled(self) -> None:
+        """Drop everything but a leave: the coordinator ignores what an expelled member did."""
+        self._keep(lambda item: item.kind == "leave")
+
+    def clear(self) -> None:
+        self._keep(lambda _item: False)
+
+    def reconnected(self) -> None:
+        """Send everything again that is not acknowledged: it may have been lost."""
+        with self._lock:
+            for item in self._items:
+                item.sent = False
+
+    def holds(self, item: Item) -> bool:
+        with self._lock:
+            return any(kept is item for kept in self._items)
+
+    def _frame(self, group: list[Item]) -> Message:
+        seq = group[0].seq
+        if seq is None:
+            seq = self._seq = self._seq + 1
+        for item in group:
+            item.seq, item.sent = seq, True
+        return {"kind": group[0].kind, **_joined(group), "seq": seq}
+
+    def _keep(self, wanted: Callable[[Item], bool]) -> None:
+        with self._lock:
+            self._items = [item for item in self._items if wanted(item)]
 
 
-class RunOver(PeerError):
-    """There is nothing left to take part in."""
+@dataclass(slots=True)
+class Item:
+    """A frame to send. Items with records may be sent together as one frame."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the run has ended: {why}")
-        self.why = why
+    kind: str
+    fields: dict[str, Any]
+    seq: int | None = None
+    """Sequence number, given when it is first sent."""
+    sent: bool = False
+    """Whether it was sent over the present connection."""
+
+    @property
+    def last(self) -> int:
+        """The version of its last record."""
+        return int(self.fields["records"][-1][4])
+
+
+def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Group items that go into one frame: the same ones as before, or ones that were never sent."""
+    group: list[Item] = []
+    for item in items:
+        if group and not _fits(group, item):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _fits(group: Sequence[Item], item: Item) -> bool:
+    first = group[0]
+    if first.kind != "commits" or item.kind != "commits" or first.seq != item.seq:
+        return False
+    count = sum(len(member.fields["records"]) for member in group) + len(item.fields["records"])
+    return first.fields["generation"] == item.fields["generation"] and count <= RECORDS
+
+
+def _joined(group: Sequence[Item]) -> dict[str, Any]:
+    if len(group) == 1:
+        return group[0].fields
+    records = [record for item in group for record in item.fields["records"]]
+    return {**group[0].fields, "records": records}
+
+
+# One connection.
 
 
 class Call:
-    """Connected, and both sides have shown that they know the key."""
+    """A connection on which both sides have proved that they know the key."""
 
     def __init__(self, address: tuple[str, int], key: bytes, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -266,7 +385,7 @@ class Call:
         self.socket.sendall(frame if self._seal is None else self._seal.closed([frame]))
 
     def receive(self) -> list[Message]:
-        """What has come; waits for something."""
+        """Return the messages that have come; wait for at least some bytes."""
         if self._early:
             early, self._early = self._early, []
             return early
@@ -276,7 +395,7 @@ class Call:
         return list(self._opened(data))
 
     def _opened(self, data: bytes) -> Iterator[Message]:
-        """The coordinator's proof is the last frame that is not encrypted."""
+        """Decode received bytes. The coordinator's proof is the last frame in plain text."""
         for message in self._decoder.feed(data):
             yield message
             if self._seal is not None and message["kind"] == "proof":
@@ -284,7 +403,7 @@ class Call:
                 self._decoder.limit = LIMIT + TAG
 
     def next(self, *kinds: str) -> Message:
-        """The next frame, which is of one of these kinds unless we are refused."""
+        """Return the next message, which must be of one of these kinds; raise if refused."""
         until = time.monotonic() + self._patience
         while not self._early:
             if time.monotonic() > until:
@@ -301,11 +420,11 @@ class Call:
 
     @property
     def has_early(self) -> bool:
-        """Whether frames came with the last one that was awaited."""
+        """Whether more messages came together with the last one that `next` returned."""
         return bool(self._early)
 
     def close(self) -> None:
-        """Also in a child that was forked meanwhile: the connection is not its own."""
+        """Close the connection. Runs also in children forked meanwhile (`close_in_children`)."""
         self.socket.close()
 
     def _connect(self, address: tuple[str, int]) -> None:
@@ -323,142 +442,26 @@ class Call:
                     raise
 
 
-# --- backlog ---
-# What has to reach the coordinator: kept, in order, until it is known to be there.
+class Refused(PeerError):
+    """The coordinator refuses this process; trying again does not help."""
 
 
-@dataclass(slots=True)
-class Item:
-    """A frame, or with others of its kind a part of one."""
+class RunOver(PeerError):
+    """The run has ended, so there is nothing to take part in."""
 
-    kind: str
-    fields: dict[str, Any]
-    seq: int | None = None
-    """Given when it is first sent."""
-    sent: bool = False
-    """Over the present connection."""
-
-    @property
-    def last(self) -> int:
-        """Version of the last of its records."""
-        return int(self.fields["records"][-1][4])
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the run has ended: {why}")
+        self.why = why
 
 
-class Backlog:
-    """Used by two threads.
-
-    Records of updates are kept by everybody and sent by the leader alone; the others send them
-    when they leave their generation, so that nothing is missing if the leader is.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._items: list[Item] = []
-        self._seq = 0
-
-    def put(self, item: Item) -> Item:
-        with self._lock:
-            self._items.append(item)
-        return item
-
-    def report(self, generation: int, records: Sequence[Sequence[int]]) -> None:
-        with self._lock:
-            for at in range(0, len(records), RECORDS):
-                part = [list(record) for record in records[at : at + RECORDS]]
-                self._items.append(Item("commits", {"generation": generation, "records": part}))
-
-    def frames(self, *, records: bool) -> list[Message]:
-        """What is to be sent now and counts as sent; `records` too or only the rest."""
-        with self._lock:
-            waiting = [item for item in self._items if not item.sent]
-            # After a leave nothing counts any more: the records go before it.
-            records |= any(item.kind == "leave" for item in waiting)
-            due = [item for item in waiting if records or item.kind != "commits"]
-            return [self._frame(group) for group in _groups(due)]
-
-    def waits(self, *, records: bool) -> bool:
-        """Whether something is to be sent that was not; looked at without waiting for the lock."""
-        return any(not i.sent and (records or i.kind != "commits") for i in self._items)
-
-    def acknowledged(self, seq: int) -> None:
-        """What was sent up to this number has come through."""
-        self._keep(lambda item: not item.sent or item.seq is None or item.seq > seq)
-
-    def on_record(self, version: int) -> None:
-        """Up to this version, another one has told of the updates as well."""
-        self._keep(lambda item: item.kind != "commits" or item.last > version)
-
-    def forget_records(self) -> None:
-        """What they tell of was taken back."""
-        self._keep(lambda item: item.kind != "commits")
-
-    def expelled(self) -> None:
-        """What this member did as one that is given up is no longer its to tell."""
-        self._keep(lambda item: item.kind == "leave")
-
-    def clear(self) -> None:
-        """Nobody is there to be told."""
-        self._keep(lambda _item: False)
-
-    def reconnected(self) -> None:
-        """What is not acknowledged may not have come through."""
-        with self._lock:
-            for item in self._items:
-                item.sent = False
-
-    def holds(self, item: Item) -> bool:
-        with self._lock:
-            return any(kept is item for kept in self._items)
-
-    def _frame(self, group: list[Item]) -> Message:
-        seq = group[0].seq
-        if seq is None:
-            seq = self._seq = self._seq + 1
-        for item in group:
-            item.seq, item.sent = seq, True
-        return {"kind": group[0].kind, **_joined(group), "seq": seq}
-
-    def _keep(self, wanted: Callable[[Item], bool]) -> None:
-        with self._lock:
-            self._items = [item for item in self._items if wanted(item)]
-
-
-def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Records that can go into one frame: those that did before, or none of which was sent."""
-    group: list[Item] = []
-    for item in items:
-        if group and not _fits(group, item):
-            yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
-
-
-def _fits(group: Sequence[Item], item: Item) -> bool:
-    first = group[0]
-    if first.kind != "commits" or item.kind != "commits" or first.seq != item.seq:
-        return False
-    count = sum(len(member.fields["records"]) for member in group) + len(item.fields["records"])
-    return first.fields["generation"] == item.fields["generation"] and count <= RECORDS
-
-
-def _joined(group: Sequence[Item]) -> dict[str, Any]:
-    if len(group) == 1:
-        return group[0].fields
-    records = [record for item in group for record in item.fields["records"]]
-    return {**group[0].fields, "records": records}
-
-
-# --- reporter ---
-# A supervisor's side: it tells the coordinator which of its children have ended.
+# A supervisor's side.
 
 
 class Reporter:
-    """Has no thread, and never waits for longer than `patience` seconds.
+    """A supervisor's connection: reports the ends of its processes, and cuts members off.
 
-    What could not be told, because the coordinator is dead or just starting, is told when there is
-    something else to tell or when `flush` is called.
+    It has no thread, and never waits longer than `patience` seconds. A report that fails, because
+    the coordinator is dead or just starting, is sent with the next one or by `flush`.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes, *, patience: float = 0.5) -> None:
@@ -467,17 +470,17 @@ class Reporter:
         self._call: Call | None = None
 
     def gone(self, pid: int, status: int) -> bool:
-        """A child has ended, with this exit code or minus the signal; says whether all is told."""
+        """Report a child's end with its exit code or minus the signal; return as `flush` does."""
         self._untold.append({"kind": "gone", "pid": pid, "status": status})
         return self.flush()
 
     def drop(self, member: int, seconds: float) -> bool:
-        """Cut a member off from the coordinator for a while, to see what follows."""
+        """Cut a member off from the coordinator for a while; return as `flush` does."""
         self._untold.append({"kind": "drop", "member": member, "seconds": seconds})
         return self.flush()
 
     def flush(self) -> bool:
-        """Tell what is left to tell; says whether that is all."""
+        """Send what is left to report; return whether all was sent."""
         try:
             while self._untold:
                 self._connected().send(**self._untold[0])
@@ -505,7 +508,7 @@ class Reporter:
 
 
 def _is_broken(connection: socket.socket) -> bool:
-    """A coordinator that was killed is known by the end of what it says."""
+    """Return whether the other side has closed the connection, as that of a killed coordinator."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:

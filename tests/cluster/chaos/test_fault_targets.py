@@ -1,4 +1,4 @@
-"""Whom faults hit, and whom they spare."""
+"""Which processes faults hit, and which they spare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members give each other what a cut needs of all of them."""
+"""Members exchange what a checkpoint needs from all of them."""
 
 from __future__ import annotations
 

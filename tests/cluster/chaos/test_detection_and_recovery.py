@@ -1,4 +1,4 @@
-"""A run as its journal shows it, and what a fault came to."""
+"""What the journal shows of a run, and when a fault was detected and repaired."""
 
 from __future__ import annotations
 

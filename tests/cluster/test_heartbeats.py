@@ -1,4 +1,4 @@
-"""Signs of life: cheap to give, and right across processes."""
+"""Heartbeats are cheap to write and are read correctly across processes."""
 
 from __future__ import annotations
 

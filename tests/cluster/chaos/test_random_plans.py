@@ -1,4 +1,4 @@
-"""Plans made by chance."""
+"""Random plans of faults."""
 
 from __future__ import annotations
 

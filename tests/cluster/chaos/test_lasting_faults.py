@@ -1,4 +1,4 @@
-"""What is done to processes, tried on real ones."""
+"""Faults that last for a while, injected into real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command with all that it starts: found while it lives, and gone when it is done with."""
+"""A command with all processes it starts: found while they live, and all killed in the end."""
 
 from __future__ import annotations
 
