@@ -45,7 +45,7 @@ class Applied:
         self._samples = samples
         self._keep = keep
         self._pages: dict[int, _Page] = {}
-        """By epoch."""
+        """One page for each epoch."""
         self._records: deque[Record] = deque()
         self._left_out: list[Record] = []
         self._last: dict[int, tuple[int, int]] = {}

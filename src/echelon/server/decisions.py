@@ -1,4 +1,4 @@
-"""What goes into the gate, what it decides, and the entries that all shards carry out.
+"""Pushes for the gate, its decisions, and the entries that all shards carry out.
 
     Push ─▶ gate ─▶ Round, Answer ─▶ translate ─▶ Entry, for every shard
                                               └─▶ Give, for outcomes without weights

@@ -101,7 +101,7 @@ class Desk:
         self._shard.order.work()
 
     def push(self, member: int, seq: int, head: PushHead) -> None:
-        """Note a push that is staged on shard 0, and what it says of itself."""
+        """Note a push that is staged on shard 0, with the head of its PUSH frame."""
         with self._changed:
             self._push_of(member, seq).head = head
         self.staged(0, member, seq)
@@ -334,7 +334,7 @@ class _Push:
 
     seq: int
     head: PushHead | None = None
-    """What the push says of itself; None until shard 0 has it."""
+    """The PUSH frame's head; None until shard 0 has it."""
     shards: set[int] = field(default_factory=set)
     """Shards that have staged it."""
 

@@ -52,7 +52,7 @@ class Gate:
         self._applied = Applied(terms.samples, KEPT if terms.together else None)
         self._examiner = Examiner(terms, self._way, parameters)
         self._began: dict[int, float] = {}
-        """When each member got the weights that it computes with."""
+        """Per member, the time at which it got the weights that it computes with."""
 
     # Calls of members
 
@@ -402,7 +402,7 @@ class Debt:
 
     member: int
     seq: int
-    """Of its push; 0 for a pull."""
+    """The number of the push; 0 for a pull."""
     fate: str
     """`kind` of the `Outcome`."""
     staleness: int = 0
@@ -412,8 +412,8 @@ class Debt:
 # Requests to meet
 
 KINDS = tuple(kind for kind in Ask if kind not in (Ask.NOTHING, Ask.BALANCE))
-"""What members can be asked to meet for. `BALANCE` is not among it: the gate itself decides how
-many samples a trainer gets."""
+"""Reasons to ask members to meet. `BALANCE` is none of them: the gate itself decides how many
+samples a trainer gets."""
 
 
 class Asks:

@@ -1,4 +1,4 @@
-"""The link of a shard to the gate: who has what staged, and what all shards do next.
+"""The link of a shard to the gate: it reports staged pushes, and brings the entries to carry out.
 
     shard k                                     shard 0, the gate
     HELLO number, incarnation, staged  ───────▶ resends the entries after that number
@@ -65,7 +65,7 @@ class GateLink:
                 self.close()
 
     def greet(self) -> None:
-        """Tell the gate how far this shard is: on a new connection, and after an upload."""
+        """Report to the gate how far this shard is: on a new connection, and after an upload."""
         shard = self._shard
         hello = {
             "shard": shard.index,
@@ -77,7 +77,7 @@ class GateLink:
         self._send(Kind.HELLO, hello)
 
     def staged(self, member: int, seq: int) -> None:
-        """Tell the gate that a push is complete on this shard."""
+        """Report to the gate that a push is complete on this shard."""
         self._send(Kind.STAGED, {"member": member, "seq": seq})
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class GateLink:
             connection.close()
 
     def _send(self, kind: Kind, head: dict[str, Any]) -> None:
-        """Send a frame, if there is a gate. If not, `greet` tells the next gate everything."""
+        """Send a frame, if there is a gate. If not, `greet` reports all to the next gate."""
         connection = self._connection
         if connection is not None:
             try:

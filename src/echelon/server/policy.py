@@ -222,7 +222,7 @@ class Each(Way):
 
 
 class Roll:
-    """The members of one generation: who has weights of which version, and who is not at work."""
+    """States of a generation's members: the version each computes with, and which are away."""
 
     def __init__(self, members: Iterable[int] = ()) -> None:
         self.members = set(members)

@@ -35,7 +35,7 @@ from echelon.server.weights import Done, Flats, Stale, Sums, Tables
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a server process is started with. Everything about the model comes from trainers."""
+    """Settings a server process is started with. All about the model comes from trainers."""
 
     shard: int
     shards: tuple[ShardAddress, ...]
@@ -410,7 +410,7 @@ class Later(Exception):
 
 
 class Holding:
-    """What a shard is set up with: its part of the parameters, and the rules they are trained by.
+    """The contents of a shard: its part of the parameters, and the rules they are trained by.
 
     Raises PeerError if the document is invalid.
     """

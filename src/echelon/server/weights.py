@@ -1,4 +1,4 @@
-"""What one shard holds: flat weights with their optimizer state, and rows of tables.
+"""The contents of one shard: flat weights with their optimizer state, and rows of tables.
 
 `Flats` has the dense weights: a few flat ranges, updated in place, chunk by chunk.
 

@@ -100,7 +100,7 @@ class World:
         return trainer
 
     def _regroup(self) -> None:
-        """All stop whatever they do, leases go back, and a new generation begins."""
+        """Stop all trainers, return their leases, and begin a new generation."""
         generation = self.generation = self.generation + 1
         for trainer in self.members.values():
             self._give_back(trainer)
@@ -177,7 +177,7 @@ class World:
         return True
 
     def _take_over(self) -> None:
-        """The gate is lost, and what it did not tell; its twin has what anybody heard of."""
+        """Replace the gate by its twin, which knows all answers that were sent."""
         self.gate = Gate(self.rules)
         self.gate.load_state_dict(json.loads(self.mirrored))
         self.strangers = set(self.members)
@@ -280,7 +280,7 @@ class World:
     # Decisions.
 
     def _mirror(self, decisions: Sequence[Decision], *, known: bool = False) -> None:
-        """As a desk does: whatever comes with weights is known to the twin before others."""
+        """Act as `Desk` does: the twin knows of answers with weights before any trainer does."""
         if known or any(isinstance(d, Round) or d.outcome.weights for d in decisions):
             self.mirrored = json.dumps(self.gate.state_dict())
 

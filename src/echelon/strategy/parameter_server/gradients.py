@@ -139,7 +139,7 @@ class Pushes:
 
 
 class Filled(NamedTuple):
-    """What a push holds, once all gradients are there."""
+    """A complete push: its row, and a summary of its gradients."""
 
     row: list[float]
     finite: bool
