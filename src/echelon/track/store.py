@@ -425,9 +425,3 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-# --- process ---
-# Who runs a run, and whether that process is still there.
-# --- records ---
-# What the store gives back.

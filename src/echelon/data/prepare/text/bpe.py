@@ -1,7 +1,7 @@
-"""Byte pair encoding, trained on the texts themselves: any text, and nothing is ever unknown.
+"""Byte pair encoding, trained on the texts themselves; it encodes any text without unknown tokens.
 
-Texts are first cut into pieces (a word with the blank before it, a number, marks); only the
-different pieces of a block are encoded, and what that gives is copied to where they occur.
+Texts are first cut into pieces (a word with the blank before it, a number, marks). Each distinct
+piece of a block is encoded once, and its tokens are copied to every place where it occurs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from echelon.data.prepare.workdir import Learnt
 
 MODEL = "bpe"
 KEPT = 500_000
-"""Different pieces that the training looks at, the most frequent ones."""
+"""Distinct pieces used for training: the most frequent ones."""
 _SHOWN = 4_000_000
-"""Pieces that the trainer is shown: with more of them, each is shown less often."""
+"""Pieces shown to the trainer; if there are more, each is shown proportionally less often."""
 _BETWEEN = "\x1e"
 
 
 def cut_pieces(texts: Any, *, lower: bool) -> Tokens:
-    """Texts in pieces; put together again, they are the texts."""
+    """Cut texts into pieces; concatenated, the pieces give the texts again."""
     ready = plain(texts)
     return by_bytes(lowered(ready) if lower else ready, _cut)
 
 
 def train(counted: Learnt, size: int) -> str:
-    """The tokeniser with about `size` tokens, as text; `counted` are pieces and their counts."""
+    """Train on pieces and their counts; return the tokenizer, with about `size` tokens, as JSON."""
     tokenizers = _tokenizers()
     tokeniser = tokenizers.Tokenizer(tokenizers.models.BPE())
     before = [
@@ -63,12 +63,12 @@ def train(counted: Learnt, size: int) -> str:
 
 
 def vocabulary(model: str) -> Any:
-    """Its tokens as the model writes them: bytes that cannot be printed have signs of their own."""
+    """Return the tokens as the model writes them; unprintable bytes have signs of their own."""
     return _loaded(model)[1]
 
 
 def encode_pieces(pieces: Tokens, model: str) -> Tokens:
-    """The same texts in tokens of the trained model."""
+    """Encode pieces with a trained model."""
     tokeniser, terms = _loaded(model)
     numbers, counts = _encoded(tokeniser, pieces.terms.to_pylist())
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -77,7 +77,7 @@ def encode_pieces(pieces: Tokens, model: str) -> Tokens:
 
 
 def _cut(piece: Piece) -> Cut:
-    """Where another kind of character begins; a single blank goes with what is behind it."""
+    """Cut where the kind of character changes; a single blank belongs to the piece after it."""
     kinds = np.where(piece.kinds == REST, MARK, piece.kinds)
     first = np.ones(len(kinds), bool)
     first[1:] = kinds[1:] != kinds[:-1]
@@ -86,7 +86,7 @@ def _cut(piece: Piece) -> Cut:
     first[starts] = False
     first[starts - 1] = True
     ends = piece.offsets[1:] - 1
-    # A text may begin with blanks: the line feed that ends the one before is no part of them.
+    # A text may begin with blanks; the line feed before them belongs to the text before.
     first[piece.offsets[:-1]] = True
     first[ends] = False
     inside = np.ones(len(kinds), bool)
@@ -102,9 +102,9 @@ def _shown(counted: Learnt) -> Iterator[str]:
 
 
 def _encoded(tokeniser: Any, pieces: list[str]) -> tuple[Any, Any]:
-    """Numbers of all pieces one after the other, and how many each has.
+    """Return the token ids of all pieces, concatenated, and the number of tokens of each.
 
-    All go through one call, which keeps to one thread: processes are many enough.
+    All pieces go through one call, which uses one thread: the worker processes use all cores.
     """
     alone = [number for number, piece in enumerate(pieces) if _BETWEEN in piece]
     counts = np.zeros(len(pieces), np.int64)
@@ -121,7 +121,7 @@ def _encoded(tokeniser: Any, pieces: list[str]) -> tuple[Any, Any]:
 def _with_odd_ones(
     tokeniser: Any, pieces: list[str], alone: list[int], ids: list[int], counts: Any
 ) -> tuple[Any, Any]:
-    """The same where pieces hold the sign that stands between them."""
+    """Add the tokens of pieces that contain the separator, which were encoded one by one."""
     before = np.cumsum(counts) - counts
     parts, done = [], 0
     for number in alone:
@@ -141,7 +141,7 @@ def _odd_one(tokeniser: Any, piece: str) -> list[int]:
 
 
 def _byte_level(sign: str) -> str:
-    """How the model writes a byte that cannot be printed."""
+    """Return how the model writes an unprintable byte."""
     byte_level = _tokenizers().pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     text: str = byte_level.pre_tokenize_str(sign)[0][0]
     return text
