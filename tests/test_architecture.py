@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 import warnings
@@ -160,6 +161,15 @@ def test_small_files_with_one_importer_are_pointed_out() -> None:
         warnings.simplefilter("default")
         for module in small:
             warnings.warn(f"{module} is small and has one importer", stacklevel=1)
+
+
+def test_architecture_md_names_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    paths = {str(path.relative_to(ROOT)) for path in [*SOURCE.rglob("*.py"), Path(__file__)]}
+    missing = [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+    assert len(named) > 40
+    assert missing == []
 
 
 def test_only_cluster_reads_the_environment() -> None:
