@@ -166,7 +166,7 @@ def test_small_files_with_one_importer_are_pointed_out() -> None:
 def test_architecture_md_names_files_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+\.py)`", text))
-    paths = {str(path.relative_to(ROOT)) for path in [*SOURCE.rglob("*.py"), Path(__file__)]}
+    paths = {f"/{path.relative_to(ROOT)}" for path in [*SOURCE.rglob("*.py"), Path(__file__)]}
     missing = [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
     assert len(named) > 40
     assert missing == []
