@@ -1,4 +1,4 @@
-"""Which layers a model consists of, found by watching it."""
+"""The layers of a model, found by watching it at work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a chain of layers is cut."""
+"""Where a chain of layers is cut into stages."""
 
 from __future__ import annotations
 

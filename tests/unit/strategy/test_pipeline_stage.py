@@ -1,4 +1,4 @@
-"""One stage, what passes between stages, and the micro-batches that go through."""
+"""One stage: backward in one and in two parts, and random numbers per layer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from echelon.core.errors import TaskError
-from echelon.strategy.pipeline.line import Form, one_tensor
-from echelon.strategy.pipeline.schedule import how_many, pieces
 from echelon.strategy.pipeline.stage import Draws, Stage
-from echelon.strategy.pipeline.state import options_of, without_elsewhere
 
 
 def stage(*layers: nn.Module) -> Stage:
@@ -95,54 +89,6 @@ def test_a_stage_is_not_asked_for_the_gradient_of_whole_numbers() -> None:
         assert all(p.grad is not None for p in made.trained)
 
 
-def test_only_one_tensor_can_pass_between_stages() -> None:
-    assert one_tensor(torch.ones(1), "3").numel() == 1
-    with pytest.raises(TaskError, match="layer '3' gives a tuple where the pipeline is cut"):
-        one_tensor((torch.ones(1),), "3")
-    with pytest.raises(TaskError, match="Tensor of 1 dimensions and complex64 where"):
-        one_tensor(torch.ones(1, dtype=torch.complex64), "3")
-    with pytest.raises(TaskError, match=r"Tensor of 13 dimensions and .* in up to 12 dimensions"):
-        one_tensor(torch.ones([1] * 13), "3")
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(2, 3, 4),
-        torch.randn(2, 3, 4).transpose(1, 2),
-        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        torch.arange(6, dtype=torch.uint8).view(2, 3),
-        torch.randn(4, dtype=torch.bfloat16),
-        torch.randn(0, 3),
-        torch.tensor(1.5),
-        torch.randn(1, 3).expand(4, 3),
-    ],
-)
-def test_a_tensor_arrives_as_it_was_sent(tensor: Tensor) -> None:
-    form = Form.of(tensor)
-    assert Form.understood(form.described().tolist()) == form
-    row = form.room()
-    row.copy_(form.laid(tensor))
-    arrived = form.read(row, torch.device("cpu"))
-    assert torch.equal(arrived, tensor)
-    dense = tensor.clone()  # keeps the order of dimensions, but not overlaps
-    assert arrived.stride() == dense.stride() or tensor.stride()[0] == 0
-    assert form.differentiable == tensor.is_floating_point()
-
-
-@given(st.integers(1, 300), st.integers(1, 5), st.none() | st.integers(1, 50))
-def test_pieces_are_alike_and_make_up_the_batch(
-    size: int, members: int, wanted: int | None
-) -> None:
-    count = how_many(size, members, wanted)
-    found = [piece["x"] for piece in pieces({"x": torch.arange(size)}, count)]
-    assert torch.cat(found).tolist() == list(range(size))  # type: ignore[arg-type]
-    lengths = [len(piece) for piece in found]
-    assert max(lengths) - min(lengths) <= 1
-    assert len(found) == count <= (wanted or 4 * members)
-    assert min(lengths) >= (2 if wanted is None and size > 1 else 1)
-
-
 def test_layers_draw_their_own_numbers_and_use_up_nobodys() -> None:
     draws = Draws(torch.device("cpu"))
 
@@ -158,12 +104,3 @@ def test_layers_draw_their_own_numbers_and_use_up_nobodys() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(5)
     assert drawn(1, 2, 0) not in found
-
-
-def test_what_others_keep_is_left_out_of_an_optimizers_state_and_the_unknown_is_not() -> None:
-    saved = {"state": {"a": {}, "b": {}, "z": {}}, "groups": [{"lr": 2, "names": ["a", "b", "z"]}]}
-    mine = without_elsewhere(saved, {"a"}, {"a", "b"})
-    assert mine == {"state": {"a": {}, "z": {}}, "groups": [{"lr": 2, "names": ["a", "z"]}]}
-    assert without_elsewhere({"groups": [{}]}, {"a"}, {"a"}) == {"groups": [{}]}
-    assert options_of(saved, ["b"]) == {"lr": 2}
-    assert options_of(saved, ["c"]) == {}

@@ -1,4 +1,4 @@
-"""Who asks for batches to be divided anew, when, and what everybody gets."""
+"""Which member asks for a new division of batches, when, and which shares the members get."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
-"""Small parts that strategies share."""
+"""All members begin with the first one's weights, except those that `skip_init` names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from echelon.comm.collectives import Solo
 from echelon.core.errors import ConfigError
-from echelon.strategy import half_precision as half
 from echelon.strategy.all_reduce import make_alike
-from echelon.strategy.diagnose import bad_layer
 
 
 class Told(Solo):
@@ -35,25 +32,3 @@ def test_a_tied_parameter_is_left_out_by_any_of_its_names() -> None:
         assert len(told.sizes) == copied
     with pytest.raises(ConfigError, match=r"parameter '2\.weihgt' is unknown; did you mean"):
         make_alike(model, Told(), ["2.weihgt"])
-
-
-def test_a_layer_of_several_outputs_is_named_too() -> None:
-    model = nn.Sequential(nn.LSTM(2, 2), nn.Identity())
-    with torch.no_grad():
-        model.get_parameter("0.weight_ih_l0").fill_(torch.nan)
-    found = bad_layer(model, lambda m, b: m[0](b["x"]), {"x": torch.ones(3, 2)})  # type: ignore[index]
-    assert found == "0"
-
-
-def test_a_trial_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_child: int) -> int | None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(half, "_awaited", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        half._survives(torch.bfloat16)
-
-
-def test_a_trial_that_takes_too_long_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half, "_DEADLINE", 0.0)
-    assert not half._survives(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What schedules of a pipeline look like on paper."""
+"""The simulated schedules of a pipeline."""
 
 from __future__ import annotations
 

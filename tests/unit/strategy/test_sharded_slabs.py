@@ -1,4 +1,4 @@
-"""How weights, gradients and state are divided, and put together again."""
+"""Weights, gradients and optimizer state in slabs: divided, and put together again."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from echelon import cross_entropy
 from echelon.comm.collectives import Solo
 from echelon.core.errors import CheckpointError, TaskError
-from echelon.core.interfaces import Task
-from echelon.core.types import Batch, Parallel, Sparse
-from echelon.models.gpt import GPT, GPTOptions
-from echelon.strategy.batch_norm import Pad, Padding, _described, _made
+from echelon.core.types import Parallel
 from echelon.strategy.optimizer_shards import divide, in_row, lengths
 from echelon.strategy.sharded import slabs as slabs_module
-from echelon.strategy.sharded.fsdp import _check_divisible, first_samples, units, used_outside
 from echelon.strategy.sharded.slabs import Reduction, Slabs, give_back_large
-from echelon.task import prepare
 
 
 def network() -> nn.Sequential:
@@ -114,92 +108,6 @@ def test_an_optimizer_holds_parts_and_their_state_alone() -> None:
         assert kept.untyped_storage().nbytes() == kept.nbytes  # the whole is gone
     with pytest.raises(TaskError, match="Adafactor cannot be divided among members"):
         divide(torch.optim.Adafactor(network().parameters()), {}, 0)
-
-
-def test_tied_parameters_stay_with_the_model_and_large_layers_are_gathered_by_themselves() -> None:
-    options = GPTOptions(layers=2, heads=2, width=1024)
-    with torch.device("meta"):
-        model = GPT(16, 8, options)
-        model[-1].scores.weight = model[0].tokens.weight  # type: ignore[union-attr]
-    names = {module: name for name, module in model.named_modules()}
-    found = [names[unit] for unit in units(model)]
-    block = ["attention.qkv", "attention", "mlp.up", "mlp.out", "mlp", ""]
-    assert found == [f"{at}.{part}".rstrip(".") for at in (1, 2) for part in block]
-
-
-def test_layers_outside_of_repeated_parts_are_gathered_by_themselves_if_large() -> None:
-    with torch.device("meta"):
-        layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        inner = nn.ModuleDict({"layers": layers, "norm": nn.LayerNorm(8)})
-        model = nn.ModuleDict({"table": nn.Embedding(1 << 18, 8), "inner": inner})
-    names = {module: name for name, module in model.named_modules()}
-    assert [names[unit] for unit in units(model)] == ["table", "inner.layers.0", "inner.layers.1"]
-
-
-def test_parts_whose_weights_are_used_while_they_are_not_called_are_found() -> None:
-    torch.manual_seed(1)
-    model = nn.ModuleDict({n: nn.Linear(4, 4) for n in ("called", "asked", "read", "idle")})
-    model["draws"] = nn.Dropout(0.5)
-    model.train()
-    before = torch.random.get_rng_state()
-
-    def go() -> None:
-        x = model["called"](torch.ones(1, 4)).to(model["asked"].weight.dtype)
-        torch.nn.functional.linear(model["draws"](x), weight=model.get_parameter("read.weight"))
-        assert not model.training
-
-    assert used_outside(model, list(model.values()), go) == {model["read"]}
-    assert model.training
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_samples_to_try_come_as_the_model_will_get_them() -> None:
-    device = torch.device("cpu")
-    assert first_samples(Task(network, cross_entropy), device) is None
-    columns = {"x": torch.arange(6.0).view(3, 2)}
-    task = prepare(Task(network, cross_entropy, train=columns))
-    task.augment = lambda batch, draws: {**batch, "drawn": draws.uniform(0)}
-    found = first_samples(task, device)
-    assert found is not None
-    assert torch.equal(found["x"], columns["x"][:2])  # type: ignore[arg-type]
-    assert len(found["drawn"]) == 2
-
-
-def test_what_torch_cannot_divide_is_refused() -> None:
-    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(TaskError, match=r"'0\.weight' and '1\.weight' are of different kinds"):
-        _check_divisible(mixed, [mixed])
-    _check_divisible(mixed, [mixed[0], mixed[1], mixed])
-    mixed[1].requires_grad_(False)
-    _check_divisible(mixed, [mixed])
-    mixed.register_parameter("none", nn.Parameter(torch.zeros(0, 2)))
-    with pytest.raises(TaskError, match="parameter 'none' is empty"):
-        _check_divisible(mixed, [mixed])
-
-
-def test_a_member_without_samples_goes_along_with_one_that_is_known() -> None:
-    sparse = Sparse(torch.tensor([4, 2, 7]), torch.ones(3), torch.tensor([0, 2, 3]), 9)
-    batch: Batch = {"x": sparse, "y": torch.arange(40, dtype=torch.int16).view(2, 4, 5)}
-    padding = Padding(Solo(), torch.device("cpu"))
-    assert padding.most(3) == 3
-    assert padding.pads([batch], 1) == []
-    pad, again = padding.pads([batch], 3)
-    assert pad is again
-    assert isinstance(pad, Pad)
-    column, label = pad["x"], pad["y"]
-    assert isinstance(column, Sparse)
-    assert isinstance(label, torch.Tensor)
-    assert (column.indices.tolist(), column.offsets.tolist()) == ([4, 2, 4, 2], [0, 2, 4])
-    assert torch.equal(label, torch.arange(20).view(1, 4, 5).expand(2, 4, 5))
-    (known,) = padding.pads([], 1)
-    assert torch.equal(known["y"], label)  # type: ignore[arg-type]
-    made = _made(_described(pad), torch.device("cpu"))
-    assert isinstance(made["x"], Sparse)
-    assert isinstance(made["y"], torch.Tensor)
-    assert (made["x"].width, made["x"].values.dtype) == (9, torch.float32)
-    assert len(made["x"].indices) == 4
-    assert (made["y"].shape, made["y"].dtype) == (torch.Size([2, 4, 5]), torch.int16)
 
 
 def test_members_along_the_axes() -> None:
