@@ -2,7 +2,7 @@
 
     member ──── Liaison ──┐                      ┌─ Roster, Liveness   who is there
     member ──── Liaison ──┼─ TCP ─ Server ─ Desk ┼─ Generations        who trains together
-    supervisor ─ Reporter ┘          │           ├─ Versions           which updates are journaled
+    chaos ───── Reporter ─┘          │           ├─ Versions           which updates are journaled
                                      │           └─ Leases             who holds which samples
                                      └─ Post ── journal                what a successor has to know
 
@@ -27,7 +27,7 @@ The files in reading order:
     server        the shell: event loop, journal, a coordinator's life (`serve`)
     connections   the server's non-blocking connections
     client        `Liaison`: a member's side
-    session       the connection below it, which reconnects and repeats; the supervisor's `Reporter`
+    session       the connection below it, which reconnects and repeats; `Reporter`
 """
 
 from echelon.cluster.coordinator.client import About, Fellow, Generation, Liaison

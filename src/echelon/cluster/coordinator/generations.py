@@ -64,8 +64,10 @@ class Generations:
         self._short: float | None = None
         """Since when there are too few members."""
         self._unseen_gone = 0
+        """Processes started together that ended before they said hello."""
         self._arrivals = 0
         self._barren = self._news = 0
+        """Generations in a row without an update; `Versions.news` when this one was formed."""
 
     @property
     def number(self) -> int:

@@ -1,9 +1,10 @@
-"""Connections to the coordinator: a member's, which reconnects, and a supervisor's.
+"""Connections to the coordinator: a member's, which reconnects, and `Reporter`.
 
     Conversation  a member's thread: sends what is due, receives messages, reconnects
     Backlog       the frames that have to arrive, kept until they are acknowledged
     Call          one connection, after the handshake
-    Reporter      a supervisor's side: no thread, reports the ends of its processes
+    Reporter      a connection in the role of a supervisor, without a thread; `echelon chaos` cuts
+                  members off through it
 
 The coordinator's listening socket outlives its process, so a member reconnects to the same address
 and sends everything that is not acknowledged once more.
@@ -454,11 +455,11 @@ class RunOver(PeerError):
         self.why = why
 
 
-# A supervisor's side.
+# In the role of a supervisor.
 
 
 class Reporter:
-    """A supervisor's connection: reports the ends of its processes, and cuts members off.
+    """A connection in the role of a supervisor: reports ended processes, and cuts members off.
 
     It has no thread, and never waits longer than `patience` seconds. A report that fails, because
     the coordinator is dead or just starting, is sent with the next one or by `flush`.
