@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from echelon.loop import recovery
-from tests.contract import members
+
+from . import members
 
 
 class Recorded:
