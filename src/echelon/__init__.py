@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.process import lazily
+from echelon.core.lazy import lazily
 
 __version__ = "0.1.0"
 

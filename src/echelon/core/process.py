@@ -1,15 +1,13 @@
-"""Settings of the running process: its memory allocator, delayed Ctrl-C, and lazy imports."""
+"""Settings of the running process: its memory allocator, and delayed Ctrl-C."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 
 def keep_freed_memory() -> None:
@@ -56,18 +54,3 @@ def interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if came:
             handler(*came[-1])
-
-
-def lazily(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `package` that imports a name when it is first used.
-
-    `where` maps each module of the package to the names that it provides.
-    """
-    modules = {name: module for module, names in where.items() for name in names}
-
-    def get(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
-
-    return get

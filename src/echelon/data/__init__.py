@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.process import lazily
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
     from echelon.data.formats import detect, read

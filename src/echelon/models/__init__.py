@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.process import lazily
+from echelon.core.lazy import lazily
 from echelon.models.registry import InputFacts, build, names, options, schema
 
 if TYPE_CHECKING:

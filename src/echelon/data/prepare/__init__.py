@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from echelon.core.errors import ConfigError, DataError, UserError
 from echelon.core.files import replace_folder
-from echelon.core.process import lazily
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
     from echelon.data.formats.records import Source

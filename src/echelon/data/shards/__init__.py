@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from echelon.core.process import lazily
+from echelon.core.lazy import lazily
 
 if TYPE_CHECKING:
     from echelon.data.shards.layout import Field, Manifest, Schema, ShardEntry, read_manifest
