@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,18 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Undo signals that were ignored when pytest was started, by nohup or as a background job.
+
+    Processes that tests start would inherit the ignoring, and could not be stopped by a signal.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # A handler, not SIG_DFL: new programs start with the default, and nohup still protects us.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 
 @pytest.fixture(autouse=True)

@@ -59,16 +59,21 @@ class Store:
         row = new_row(name, config, facts)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with connected(self.path) as store, transaction(store):
-                found = store.execute("SELECT MAX(number) FROM runs WHERE name = ?", (name,))
-                run, number = new_folder(self.folder, name, above=found.fetchone()[0] or 0)
-                insert(store, row, run, number)
-            return run
-        except StoreError as error:
-            warn(f"{error}; this run is not recorded")
-            return new_folder(self.folder, name, above=0)[0]
+            try:
+                with connected(self.path) as store, transaction(store):
+                    found = store.execute("SELECT MAX(number) FROM runs WHERE name = ?", (name,))
+                    run, number = new_folder(self.folder, name, above=found.fetchone()[0] or 0)
+                    insert(store, row, run, number)
+                return run
+            except StoreError as error:
+                run, _ = new_folder(self.folder, name, above=0)
+                warn(f"{error}; this run is not recorded")
+                return run
         except OSError as error:
-            raise RunError(f"{self.folder}: no run can be kept here: {error}") from None
+            raise RunError(
+                f"{self.folder}: cannot write runs here: {error.strerror}; choose another folder "
+                "with track.folder=FOLDER"
+            ) from None
 
     def describe(self, run: str, facts: Mapping[str, Any]) -> None:
         """Merge facts into those recorded for a run."""

@@ -168,5 +168,11 @@ def test_a_run_that_is_not_there_cannot_be_changed(store: Store, change: str) ->
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="no run can be kept here"):
+    with pytest.raises(RunError, match="cannot write runs here"):
         Store(tmp_path / "file" / "runs").create("digits", {}, {})
+
+
+def test_a_folder_that_cannot_be_written_is_a_user_s_mistake() -> None:
+    # Folders of processes exist, and not even root can make anything in them.
+    with pytest.raises(RunError, match=r"^/proc/self: cannot write runs here: .+track\.folder"):
+        Store("/proc/self").create("digits", {}, {})
