@@ -67,6 +67,44 @@ def test_a_part_that_is_lost_with_its_only_holder_is_made_again(
     proved(tmp_path)
 
 
+# Every worker waits in its model factory for the file `go`: none has made an update, nor has the
+# first checkpoint been written.
+BEFORE_THE_FIRST_UPDATE = """
+import os
+import time
+from pathlib import Path
+
+import torch
+
+COMMAND = os.getpid()
+
+class Waiting(torch.nn.Sequential):
+    def __init__(self, *layers):
+        while os.getpid() != COMMAND and not Path("go").exists():
+            time.sleep(0.005)
+        super().__init__(*layers)
+
+torch.nn.Sequential = Waiting
+
+def forward(model, batch):
+    return model(batch["x"])
+"""
+
+
+@pytest.mark.parametrize("level", ["optimizer", "gradients", "parameters"])
+def test_a_loss_before_the_first_update_leaves_the_initial_weights_of_the_seed(
+    tmp_path: Path, weights: dict[str, Tensor], level: str
+) -> None:
+    divided = ("strategy=sharded", f"sharded.level={level}")
+    with running(tmp_path, *divided, workers=3, forward=BEFORE_THE_FIRST_UPDATE) as run:
+        run.wait("generation", number=1)
+        os.kill(run.pid(1), signal.SIGKILL)
+        run.go()
+        run.end(0)
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
 def test_whoever_waits_inside_torch_is_called_off_too(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:

@@ -19,12 +19,14 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from echelon.checkpoint import state as randomness
 from echelon.checkpoint.store import CHECKPOINTS
 from echelon.comm import Alone
 from echelon.comm.peers import is_torn
@@ -32,7 +34,7 @@ from echelon.core.config import Job
 from echelon.core.errors import CheckpointError, EchelonError, Left, PeerError
 from echelon.core.files import write_atomic
 from echelon.core.format import warn
-from echelon.core.interfaces import Comm, Observer, Task
+from echelon.core.interfaces import Comm, Observer, Strategy, Task
 from echelon.loop.build import assemble, check_task, facts, set_up
 from echelon.loop.inference import final_model, gallery
 from echelon.loop.interrupt import on_interrupt
@@ -181,7 +183,7 @@ def take_part(
             leading.resumes = resume
             here.share_cores = divide
             here.guest = guest
-            here.rebuild = lambda: set_up(job, task, comm, here.schedule, watchers)
+            here.rebuild = partial(_rebuilt, here, task, watchers)
             here.clerk = _Reporter(here)
             here.lead = leading.changed
             comm.tell = leading.tell  # called by the receiving thread while this member waits
@@ -192,6 +194,19 @@ def take_part(
     if leading.leads and result.report is not None:
         try_report(Store(store), run)
     return result
+
+
+def _rebuilt(run: Run, task: Task, observer: Observer) -> Strategy:
+    """Set up the strategy for the present members, with the initial weights of the seed.
+
+    Without seeding, the weights would depend on what this member has drawn so far. A checkpoint or
+    another member's state, if there is one, is loaded afterwards, random state included.
+    """
+    seed = run.job.seed
+    randomness.seed(seed)
+    chosen = set_up(run.job, task, run.comm, run.schedule, observer)
+    randomness.part_ways(seed, chosen.shard.index, 0)
+    return chosen
 
 
 def _ready(

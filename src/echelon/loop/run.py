@@ -410,7 +410,7 @@ class Run:
     def met_again(self) -> None:
         """Forget what only some members of the new generation know, so that all do the same."""
         self._saved_at, self.opened = -1, False
-        self.secured = not self.strategy.alone  # otherwise `secure` may save a first checkpoint
+        self.secured = False  # the first checkpoint may be missing: `secure` decides again
         self.evaluation = self.evaluation and Evaluation(self.evaluation.values, {}, 0)
 
     def take_over(self) -> None:
