@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from tests.cluster.elastic import RUN, STEPS, difference, proved, running
+from tests.cluster.elastic import FORWARD, RUN, STEPS, difference, proved, running
 from tests.e2e.command import shelf
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
@@ -67,8 +67,7 @@ def test_a_part_that_is_lost_with_its_only_holder_is_made_again(
     proved(tmp_path)
 
 
-# Every worker waits in its model factory for the file `go`: none has made an update, nor has the
-# first checkpoint been written.
+# Workers wait in their model factory for the file `build`: no update, no checkpoint is made.
 BEFORE_THE_FIRST_UPDATE = """
 import os
 import time
@@ -80,14 +79,11 @@ COMMAND = os.getpid()
 
 class Waiting(torch.nn.Sequential):
     def __init__(self, *layers):
-        while os.getpid() != COMMAND and not Path("go").exists():
+        while os.getpid() != COMMAND and not Path("build").exists():
             time.sleep(0.005)
         super().__init__(*layers)
 
 torch.nn.Sequential = Waiting
-
-def forward(model, batch):
-    return model(batch["x"])
 """
 
 
@@ -96,11 +92,31 @@ def test_a_loss_before_the_first_update_leaves_the_initial_weights_of_the_seed(
     tmp_path: Path, weights: dict[str, Tensor], level: str
 ) -> None:
     divided = ("strategy=sharded", f"sharded.level={level}")
-    with running(tmp_path, *divided, workers=3, forward=BEFORE_THE_FIRST_UPDATE) as run:
+    waiting = BEFORE_THE_FIRST_UPDATE + FORWARD
+    with running(tmp_path, *divided, workers=3, forward=waiting) as run:
         run.wait("generation", number=1)
         os.kill(run.pid(1), signal.SIGKILL)
+        (tmp_path / "build").touch()
         run.go()
         run.end(0)
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+def test_a_second_loss_after_one_before_the_first_update_goes_back_to_the_beginning(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    divided = ("strategy=sharded", "sharded.level=optimizer")
+    waiting = BEFORE_THE_FIRST_UPDATE + FORWARD
+    with running(tmp_path, *divided, workers=4, forward=waiting) as run:
+        run.wait("generation", number=1)
+        os.kill(run.pid(1), signal.SIGKILL)
+        (tmp_path / "build").touch()
+        run.reach(5)
+        os.kill(run.pid(2), signal.SIGKILL)
+        run.go()
+        run.end(0)
+    assert [entry["version"] for entry in run.said("rolled_back")] == [0]
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
 
