@@ -83,6 +83,11 @@ def test_stops_at_its_target_and_when_nothing_improves(tmp_path: Path) -> None:
     assert "no improvement in 2 evaluations" in done["reason"]
 
 
+def test_a_batch_larger_than_the_data_is_reported(tmp_path: Path) -> None:
+    done = echelon("train", *MLP, "batch_size=5000", "epochs=1", folder=tmp_path)
+    assert "batch_size = 5000 is more than the 1438 training samples" in done.stderr
+
+
 def test_stops_when_its_time_is_over(tmp_path: Path) -> None:
     done = last_json(
         echelon("train", *MLP, "epochs=null", "minutes=0.02", "--json", "-q", folder=tmp_path)
@@ -109,6 +114,8 @@ def test_a_diverging_run_fails_names_the_layer_and_keeps_finite_weights(tmp_path
         (["train", "none.yaml"], "none.yaml: there is no such file"),
         (["train"], "needs data"),
         (["train", "a.yaml", "b.yaml"], "one job file at a time"),
+        (["train", *MLP, "epochs"], "'epochs' is no file; to set epochs, write epochs=VALUE"),
+        (["train", *MLP, "optimizer.lr"], "write optimizer.lr=VALUE"),
         (["train", *MLP, "epoch=3"], "did you mean 'epochs'?"),
         (["train", *MLP, "strategy=alreduce"], "strategy 'alreduce' is unknown"),
         (["train", *MLP, "workers=2"], "is one process (of several are: all_reduce, "),

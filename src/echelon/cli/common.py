@@ -11,6 +11,7 @@ Ctrl-C ends a command with one line and exit code 130 at any moment:
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,10 +24,17 @@ from typing import NoReturn
 from echelon.core.errors import UserError
 
 
+_KEY = re.compile(r"[a-z_]+(\.(?!ya?ml$)[a-z0-9_]+)*")
+"""The name of a setting, such as epochs or optimizer.lr; not job.yaml."""
+
+
 def split_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
     """Divide arguments into at most one job file and any number of `key=value` overrides."""
     files = [text for text in arguments if "=" not in text]
     overrides = [text for text in arguments if "=" in text]
+    for text in files:
+        if _KEY.fullmatch(text) and not Path(text).exists():
+            raise UserError(f"{text!r} is no file; to set {text}, write {text}=VALUE")
     if len(files) > 1:
         raise UserError(f"one job file at a time, not {len(files)}: {', '.join(files)}")
     return (Path(files[0]) if files else None), overrides

@@ -81,6 +81,9 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def nearest(value: str, choices: Sequence[str]) -> str | None:
-    """The choice most like `value`, if any is like it at all."""
-    found = difflib.get_close_matches(value, choices, n=1, cutoff=0.55)
-    return found[0] if found else None
+    """Return the choice most like `value`; None if none is like it, or if two are equally so."""
+    found = difflib.get_close_matches(value, choices, n=2, cutoff=0.55)
+    likeness = [difflib.SequenceMatcher(None, value, choice).ratio() for choice in found]
+    if not found or likeness[1:] == likeness[:1]:
+        return None
+    return found[0]

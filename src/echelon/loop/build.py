@@ -49,6 +49,11 @@ def assemble(job: Job, task: Task, comm: Comm, observer: Observer) -> Run:
     )
     chosen = set_up(job, task, comm, schedule, observer)
     pending += chosen.remarks()
+    if job.batch_size > len(task.train):
+        pending.append(
+            f"batch_size = {job.batch_size} is more than the {len(task.train)} training samples: "
+            "each update uses all of them"
+        )
     state.part_ways(job.seed, chosen.shard.index, 0)
     return Run(
         job=job,

@@ -112,6 +112,11 @@ def test_an_error_names_file_and_line(file: Path) -> None:
         load_job(file)
 
 
+def test_no_choice_is_suggested_where_two_are_equally_near(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'fp8': input should be 'fp32', 'bf16' or 'fp16'$"):
+        load_job(file, ["precision=fp8"])
+
+
 def test_an_override_may_go_into_a_list() -> None:
     document = overridden(Document({"read": [{"path": "a"}, {"path": "b"}]}), ["read.1.path=c"])
     assert document.values == {"read": [{"path": "a"}, {"path": "c"}]}
