@@ -23,7 +23,6 @@ from typing import NoReturn
 
 from echelon.core.errors import UserError
 
-
 _KEY = re.compile(r"[a-z_]+(\.(?!ya?ml$)[a-z0-9_]+)*")
 """The name of a setting, such as epochs or optimizer.lr; not job.yaml."""
 
