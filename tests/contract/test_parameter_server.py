@@ -288,7 +288,7 @@ def test_what_is_trained_begins_as_the_first_made_it_and_only_the_rest_can_be_le
 
 def test_servers_hear_of_a_plateau_from_whoever_is_left_and_only_once() -> None:
     def work(group: Served) -> dict[str, Any]:
-        plateau = ScheduleSection(name="plateau", patience=1, factor=0.5)
+        plateau = ScheduleSection(name="plateau", patience=0, factor=0.5)
         built: Any = strategy("parameter_server", comm=group, schedule=plateau)
         for value in (1.0, 2.0):
             built.observe(value)
@@ -303,7 +303,7 @@ def test_servers_hear_of_a_plateau_from_whoever_is_left_and_only_once() -> None:
 
 def test_servers_that_could_not_hear_of_a_plateau_are_told_when_members_have_met() -> None:
     def work(group: Served) -> dict[str, Any]:
-        plateau = ScheduleSection(name="plateau", patience=1, factor=0.5)
+        plateau = ScheduleSection(name="plateau", patience=0, factor=0.5)
         built: Any = strategy("parameter_server", comm=group, schedule=plateau)
         built.observe(1.0)
         heard, built._servers.observe = built._servers.observe, _lost

@@ -300,11 +300,13 @@ class Run:
             self.evaluation = self._look()
             self._evaluated_at = self.version
             values = self.evaluation.values
-            if self.early.observe(values[self.job.stop.metric]):
+            watched = values[self.job.stop.metric]
+            if self.early.observe(watched):
                 self._best_at = self.version
             self.observer.evaluated(self.version, values)
             # Last, because it may raise PeerError: after recovery the rest is not repeated.
-            self.strategy.observe(values["loss"])
+            # Schedules minimize.
+            self.strategy.observe(watched if self.early.mode == "min" else -watched)
         if self._best_at == self.version and self.job.checkpoint.best:
             self._save_best()
 

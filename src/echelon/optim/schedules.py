@@ -90,8 +90,16 @@ class Curve:
             )
 
 
+_IMPROVEMENT = 1e-4
+"""The least improvement that counts, as a share of the best result; torch's default."""
+
+
 class Plateau:
-    """A schedule that lowers the rate after `patience` validation results without a new minimum."""
+    """A schedule that lowers the rate when validation results stop falling.
+
+    It behaves as torch's ReduceLROnPlateau: `patience` results in a row may fail to be lower than
+    the best one by a ten-thousandth of it; the next failure lowers the rate.
+    """
 
     def __init__(self, warmup: int, drop: float, patience: int, floor: float) -> None:
         self.warmup = warmup
@@ -107,12 +115,14 @@ class Plateau:
 
     def observe(self, value: float) -> None:
         """Take a validation result. One that is not finite is never an improvement."""
-        if math.isfinite(value) and (self._best is None or value < self._best):
+        if math.isfinite(value) and (
+            self._best is None or value < self._best - _IMPROVEMENT * abs(self._best)
+        ):
             self._best = value
             self._waited = 0
             return
         self._waited += 1
-        if self._waited >= self.patience:
+        if self._waited > self.patience:
             self._level = max(self.floor, self._level * self.drop)
             self._waited = 0
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
 
 from echelon.core.config import ScheduleSection
 from echelon.core.errors import CheckpointError, ConfigError
@@ -52,31 +53,36 @@ def test_a_trial_run_may_end_within_its_warm_up() -> None:
     assert schedule("cosine", 3, warmup=10).factor(2) == pytest.approx(0.3)
 
 
-def test_plateau_falls_after_so_many_evaluations_without_improvement() -> None:
-    made = schedule("plateau", factor=0.5, patience=2)
-    for value, expected in [(1.0, 1), (0.9, 1), (0.9, 1), (0.95, 0.5), (0.9, 0.5), (0.8, 0.5)]:
-        made.observe(value)
-        assert made.factor(100) == expected, f"after {value}"
-    made.observe(0.8)
-    made.observe(math.nan)
-    assert made.factor(100) == 0.25
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("patience", [0, 1, 3])
+def test_plateau_falls_where_torchs_falls(patience: int, mode: Literal["min", "max"]) -> None:
+    made = schedule("plateau", factor=0.5, patience=patience)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    peer = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, 0.5, patience)
+    values = [1.0, 0.9, 0.9, 0.95, 0.89999, 0.8, 0.8, 0.8, 0.8, 0.8, 0.81, 0.7, 0.9, 0.9, 1.1]
+    values += [1.10001, 1.2, 0.1, 0.1, 0.1, 0.099999, 0.09, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]
+    for i, value in enumerate(values):
+        made.observe(value if mode == "min" else -value)
+        peer.step(value)
+        assert made.factor(100) == optimizer.param_groups[0]["lr"], f"after value {i}"
+    assert made.factor(100) < 1
 
 
 def test_a_result_that_is_not_finite_is_no_improvement_to_plateau() -> None:
-    made = schedule("plateau", factor=0.5, patience=1)
+    made = schedule("plateau", factor=0.5, patience=0)
     made.observe(math.inf)
     assert made.state_dict() == {"level": 0.5, "best": None, "waited": 0}
 
 
 def test_plateau_does_not_fall_below_its_floor() -> None:
-    made = schedule("plateau", factor=0.1, patience=1, floor=0.05)
+    made = schedule("plateau", factor=0.1, patience=0, floor=0.05)
     for _ in range(5):
         made.observe(1.0)
     assert made.factor(0) == 0.05
 
 
 def test_plateau_goes_on_where_it_was_saved() -> None:
-    straight, first, second = (schedule("plateau", patience=2) for _ in range(3))
+    straight, first, second = (schedule("plateau", patience=1) for _ in range(3))
     values = [1.0, 2.0, 3.0, 0.5, 0.6, 0.7]
     for value in values[:2]:
         first.observe(value)

@@ -204,8 +204,9 @@ class ScheduleSection(Section):
     """For step and plateau."""
     floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The smallest factor of the learning rate."""
-    patience: PositiveInt = 3
-    """For plateau: evaluations without improvement before the rate falls."""
+    patience: NonNegativeInt = 3
+    """For plateau: evaluations in a row that need not improve `stop.metric`; the next one without
+    an improvement lowers the rate, as in torch."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
