@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EchelonError",
+    "Interrupted",
     "Job",
     "Prepared",
     "Result",
@@ -31,7 +32,7 @@ __all__ = [
 if TYPE_CHECKING:
     from echelon.api import train
     from echelon.core.config import Job
-    from echelon.core.errors import EchelonError
+    from echelon.core.errors import EchelonError, Interrupted
     from echelon.core.interfaces import Task
     from echelon.data.prepare import prepare
     from echelon.data.prepare.encoders import Prepared
@@ -43,7 +44,7 @@ __getattr__ = lazily(
     {
         "api": ("train",),
         "core.config": ("Job",),
-        "core.errors": ("EchelonError",),
+        "core.errors": ("EchelonError", "Interrupted"),
         "core.interfaces": ("Task",),
         "data.prepare": ("prepare",),
         "data.prepare.encoders": ("Prepared",),

@@ -11,6 +11,7 @@ from typing import Any
 
 from echelon.cluster.start import start
 from echelon.core.config import job_from
+from echelon.core.errors import Interrupted
 from echelon.core.interfaces import Observer, Task
 from echelon.loop import PYTHON_TASK, KnownRun, Result, check_resume, load_run, rearranged
 from echelon.strategy import check as check_strategy
@@ -37,6 +38,8 @@ def train(
     that is one of the workers, and data that observers collect stays in that process.
     `resume` continues an earlier run of the same task; settings that are not given keep the values
     of that run.
+
+    A signal raises `Interrupted`, which is a KeyboardInterrupt, after a last checkpoint.
     """
     known: KnownRun | None = None
     values = dict(settings)
@@ -60,7 +63,13 @@ def train(
     if known is not None:
         check_resume(known, job)
     watchers = [*observers, progress(quiet=quiet)]
-    return start(job, task, resume=known.id if known else None, observers=watchers)
+    result = start(job, task, resume=known.id if known else None, observers=watchers)
+    if result.status == "stopped":
+        raise Interrupted(
+            f"{result.reason} after {result.steps:,} steps; continue with resume={result.run!r}",
+            result,
+        )
+    return result
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from echelon.cluster import supervisor, workers
-from echelon.cluster.health import Interrupted, MemberFailed
+from echelon.cluster.health import MemberFailed
 from echelon.cluster.supervisor import facts_of, launch
 from echelon.cluster.workers import Member, Pipes, RelayThread
-from echelon.core.errors import PeerError
+from echelon.core.errors import Interrupted, PeerError
 from echelon.loop.interrupt import SAME_SECONDS, on_interrupt
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 from tests.cluster.test_failures import stuck

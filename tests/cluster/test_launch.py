@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.cluster.health import Interrupted, MemberFailed
+from echelon.cluster.health import MemberFailed
 from echelon.cluster.supervisor import facts_of, launch
 from echelon.cluster.workers import Member
-from echelon.core.errors import TrainingError, UserError
+from echelon.core.errors import Interrupted, TrainingError, UserError
 from tests.cluster.shared import DEADLINE, SOON, Counters, is_alive, start, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -270,7 +270,7 @@ def test_a_fork_that_is_refused_ends_those_already_started(
 
 
 def test_interrupts_are_keyboard_interrupts() -> None:
-    error = Interrupted(signal.SIGTERM)
+    error = Interrupted("stopped by SIGTERM")
     assert isinstance(error, KeyboardInterrupt)
     assert str(error) == "stopped by SIGTERM"
 

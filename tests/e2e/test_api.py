@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from torch.utils.data import Dataset
 import echelon
 from echelon.core.errors import ConfigError, NonFiniteError, RunError, TaskError
 from echelon.track import Store
+from tests.e2e.command import shelf
 
 N = 200
 
@@ -212,3 +217,44 @@ def test_settings_that_a_python_task_would_ignore_are_refused() -> None:
         with pytest.raises(ConfigError):
             train(task(), **idle)
     assert train(task(), data={"prefetch": 0}, epochs=1).status == "done"
+
+
+SCRIPT = """
+import sys
+import echelon
+
+try:
+    echelon.train("classify", data={"name": "digits"}, model={"name": "mlp"}, epochs=10**6,
+                  workers=int(sys.argv[1]), strategy=sys.argv[2], quiet=True)
+except echelon.Interrupted as stopped:
+    print(stopped, stopped.result.steps)
+    raise
+print("the script continues")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("workers", "strategy"), [(1, "single"), (2, "all_reduce")])
+def test_a_signal_raises_after_a_last_checkpoint(
+    tmp_path: Path, number: signal.Signals, workers: int, strategy: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, "script.py", str(workers), strategy]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        store = Store(tmp_path / "runs")
+        deadline = time.monotonic() + 60
+        while not any(run.step for run in store.runs()):
+            assert script.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        script.send_signal(number)
+        output, errors = script.communicate(timeout=60)
+    assert script.returncode == 1, errors
+    steps = int(output.split()[-1])
+    assert output.startswith(
+        f"stopped by {number.name} after {steps:,} steps; continue with resume"
+    )
+    assert "the script continues" not in output
+    assert shelf(tmp_path).versions()[-1] == steps

@@ -20,7 +20,7 @@ from traceback import TracebackException
 from typing import Any, NamedTuple
 
 from echelon.comm.peers import is_torn
-from echelon.core.errors import EchelonError, PeerError, TrainingError
+from echelon.core.errors import EchelonError, Interrupted, PeerError, TrainingError
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: ": perhaps out of memory (look at dmesg)",
@@ -227,7 +227,8 @@ def verdict(
         return None  # the remaining failures are about peers that had finished and left
     cut_short = len(forwarded) > 1 or any(-end.status in forwarded for end in ends)
     if causes or cut_short:
-        return Interrupted(forwarded[-1] if forwarded else signal.SIGINT)
+        number = forwarded[-1] if forwarded else signal.SIGINT
+        return Interrupted(f"stopped by {signal.Signals(number).name}")
     return _lost(ends, failures[0], seen)
 
 
@@ -292,11 +293,3 @@ class MemberFailed(TrainingError):
         self.facts: dict[str, Any] = {}
         if traceback is not None:
             self.add_note(f"In member {member}:\n{traceback.rstrip()}")
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM ended the members before they were done."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.facts: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
@@ -70,6 +71,19 @@ class Left(EchelonError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is torn, corrupt or does not fit the model."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, SIGTERM or a closed terminal stopped training.
+
+    `result` is what training had reached, after its last checkpoint was written; None if the
+    workers ended at once, because of a second signal for example.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+        self.facts: dict[str, Any] = {}
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> str:
