@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from tests.cluster.elastic import FORWARD, RUN, STEPS, difference, proved, running
-from tests.e2e.command import shelf
+from tests.e2e.command import shelf, wait_for
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked_commands")]
 
@@ -48,6 +48,21 @@ def test_a_killed_coordinator_is_replaced_and_missed_by_nobody(
     assert len(told) == 1, errors
     assert len(run.said("generation")) == 1, "the members went on as they were"
     assert {entry["how"] for entry in run.said("lost")} == {"left"}, "when they were done"
+    assert difference(tmp_path, weights) < 1e-5
+    proved(tmp_path)
+
+
+def test_a_coordinator_that_is_killed_again_and_again_is_replaced(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    with running(tmp_path, workers=2) as run:
+        run.reach(10)
+        for killed in range(7):
+            wait_for(lambda: len(run.said("coordinator")) > killed, run.command)  # noqa: B023
+            if killed < 6:
+                os.kill(run.said("coordinator")[-1]["pid"], signal.SIGKILL)
+        run.go()
+        run.end(0)
     assert difference(tmp_path, weights) < 1e-5
     proved(tmp_path)
 

@@ -50,7 +50,12 @@ from echelon.data.journal import Journal, entries
 _END_SECONDS = 2.0
 """Seconds for a process to end after SIGTERM, before SIGKILL."""
 _MOST_IN_ROW, _ROW_SECONDS = 5, 10.0
-"""A process that ends this often within this many seconds will not last: give up."""
+"""A server that is started this often within this many seconds will not last: give up."""
+MOST_STARTS, WINDOW_SECONDS = 20, 60.0
+"""The same for the coordinator. It may be killed more often: its restart costs the run nothing."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+"""Seconds before the second restart within the window, and the bound to which they double. So a
+coordinator that fails for a passing reason, such as a full disk, has half a minute to recover."""
 _STOPPED = 1
 """The exit code of a coordinator that ends before the run is over."""
 SERVERS = "servers.json"
@@ -89,21 +94,21 @@ class Keeper:
     def start(self, besides: Callable[[], None]) -> None:
         """Fork a coordinator, which calls `besides` to close descriptors that are not its own."""
         now = time.monotonic()
-        self._starts = [*self._starts, now][-_MOST_IN_ROW:]
-        if len(self._starts) == _MOST_IN_ROW and now - self._starts[0] < _ROW_SECONDS:
-            raise TrainingError(f"the coordinator ended {_MOST_IN_ROW} times in {_ROW_SECONDS:g} s")
+        self._starts = [*(at for at in self._starts if now - at < WINDOW_SECONDS), now]
+        pause = pause_before(len(self._starts))
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            only(lambda: 0 if self._serve(besides, supervisor) else _STOPPED)
+            only(lambda: 0 if self._serve(besides, supervisor, pause) else _STOPPED)
         self.handle = os.pidfd_open(self.pid)
 
-    def _serve(self, besides: Callable[[], None], supervisor: int) -> bool:
+    def _serve(self, besides: Callable[[], None], supervisor: int, pause: float) -> bool:
         """Serve in the coordinator's process; return whether the run is over."""
         die_with(supervisor)
         os.setpgid(0, 0)
         besides()
         environment.as_new()
+        time.sleep(pause)  # here, because the supervisor must not wait
         office = self._office
         past = list(entries(office.journal)) if office.journal.exists() else []
         with Journal(office.journal) as journal:
@@ -171,6 +176,15 @@ class Keeper:
             return
         self.signal(signal.SIGTERM)
         _wait_or_kill(self, time.monotonic() + _END_SECONDS)
+
+
+def pause_before(starts: int) -> float:
+    """Return the seconds before the coordinator's next start, the `starts`-th within the window."""
+    if starts >= MOST_STARTS:
+        raise TrainingError(f"the coordinator ended {starts - 1} times in {WINDOW_SECONDS:g} s")
+    if starts <= 2:  # one restart is normal
+        return 0.0
+    return min(_LONGEST_PAUSE, float(_FIRST_PAUSE * 2 ** (starts - 3)))
 
 
 class Fleet:
