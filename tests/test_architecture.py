@@ -7,7 +7,6 @@ import functools
 import re
 import subprocess
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -31,7 +30,7 @@ LEVELS: list[set[str]] = [
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
 ENTRY_POINTS = {"echelon", "echelon.__main__"}
 SMALL = 40
-"""Lines below which a module with a single importer probably belongs into that importer."""
+"""Lines below which a module with a single importer belongs into that importer."""
 
 Graph = dict[str, set[str]]
 
@@ -145,8 +144,8 @@ def test_packages_that_import_each_other_are_found() -> None:
     assert mutual_siblings(graph) == ["echelon.data.formats ↔ echelon.data.shards"]
 
 
-def test_small_files_with_one_importer_are_pointed_out() -> None:
-    """A hint, not a rule: such a file is often clearer inside the file that imports it."""
+def test_no_small_file_has_a_single_importer_beside_it() -> None:
+    """Such a file is clearer inside the file that imports it."""
     importers: dict[str, set[str]] = defaultdict(set)
     for module, others in imports().items():
         for other in others:
@@ -157,10 +156,7 @@ def test_small_files_with_one_importer_are_pointed_out() -> None:
         if TEXTS[module].count("\n") < SMALL
         and [m.rpartition(".")[0] for m in importers[module]] == [module.rpartition(".")[0]]
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        for module in small:
-            warnings.warn(f"{module} is small and has one importer", stacklevel=1)
+    assert small == []
 
 
 def test_architecture_md_names_files_that_exist() -> None:
